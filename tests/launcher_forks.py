@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from forks import PATH, Fork, Forking, Job
-from waiting import HANG_S
+from waiting import HANG_S, until
 
+T = TypeVar("T")
 LAUNCH = "from rl_platform.launch.cli import main; main()"
 STOP_AT = "from launcher_forks import stop_at; stop_at({!r})\n"
 FORK_WORKERS = "from ray_forks import fork_workers; setattr(*fork_workers())\n"
@@ -34,6 +36,15 @@ class Launcher(Fork):
     def wait(self, timeout: float | None = 4 * HANG_S) -> int:
         """Its exit code, negative for a signal."""
         return super().wait(timeout)
+
+    def until(self, condition: Callable[[], T]) -> T:
+        """Returns what `condition` returns as soon as that is true; fails once the launcher has ended."""
+
+        def met() -> T:
+            assert self.poll() is None, self.err.read_text()
+            return condition()
+
+        return until(met, 4 * HANG_S)
 
     def communicate(self, timeout: float = 4 * HANG_S) -> tuple[str, str]:
         self.wait(timeout)

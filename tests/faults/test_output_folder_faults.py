@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ import psutil
 import pytest
 from launcher_forks import Launcher
 from small_disk import small_disk
-from waiting import HANG_S, until
+from waiting import HANG_S
 
 from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.fsdp import FSDPEngine
@@ -34,12 +33,7 @@ LONG = "embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1", "ru
 
 
 def wait_for(pattern: str, process: Launcher) -> Path:
-    def found() -> list[Path]:
-        return [path for path in Path().glob(pattern) if path.is_dir() or path.stat().st_size]
-
-    until(lambda: found() or process.poll() is not None, 4 * HANG_S)
-    assert process.poll() is None, process.communicate()[1]
-    return found()[0]
+    return process.until(lambda: [path for path in Path().glob(pattern) if path.is_dir() or path.stat().st_size])[0]
 
 
 def files(folder: str = "out") -> dict[Path, bytes]:
@@ -182,9 +176,7 @@ def test_checkpoints_stay_when_metrics_are_rotated(start):
         run.send_signal(signal.SIGSTOP)
         fault()
         run.send_signal(signal.SIGCONT)
-        while before.exists():  # until a newer checkpoint has taken its place
-            assert run.poll() is None, run.communicate()[1]
-            time.sleep(0.01)
+        run.until(lambda before=before: not before.exists())  # a newer checkpoint has taken its place
     run.send_signal(signal.SIGTERM)
     _, errors = run.communicate(timeout=HANG_S)
     assert run.returncode == 143, errors

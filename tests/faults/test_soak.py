@@ -127,9 +127,7 @@ def soak(start, folder: Path, seed: int, *words: str, long: bool) -> tuple[list[
     run = start(*words, *ENDLESS, output=output)
     launcher, draw, samples, kills = psutil.Process(run.pid), random.Random(seed), list[Sample](), 0
     metrics = folder / "out" / "metrics.jsonl"
-    while not metrics.exists() or not metrics.stat().st_size:
-        assert run.poll() is None, output.read_text()[-3000:]
-        time.sleep(0.1)
+    run.until(lambda: metrics.exists() and metrics.stat().st_size)
     began = moved = time.monotonic()
     steps, due = 0, (moved + draw.uniform(*PAUSE_S)) if long else draw.randint(*PAUSE_STEPS)
     while True:

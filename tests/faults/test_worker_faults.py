@@ -646,18 +646,14 @@ def test_a_worker_that_is_stopped_below_and_beyond_the_deadline(start, folder):
     stacks = Path("out/stacks.txt")
     run = start(*settings, "runner.max_steps=3", f"runner.deadline_s={STOPPED_S}", code=STOPS_ITSELF)
 
-    def waited_for(condition: Callable[[], bool]) -> None:
-        until(lambda: condition() or run.poll() is not None, 4 * HANG_S)
-        assert condition(), run.communicate()[1]
-
     def stopped(step: int) -> int:
         """Returns the process of the environments once it has stopped in this step."""
         mark = Path(f"stopped in {step}")
-        waited_for(lambda: mark.exists() and mark.read_text().endswith("."))
+        run.until(lambda: mark.exists() and mark.read_text().endswith("."))
         return int(mark.read_text().rstrip("."))
 
     pid = stopped(1)
-    waited_for(lambda: stacks.exists() and f"process {pid} did not answer within 3 s" in stacks.read_text())
+    run.until(lambda: stacks.exists() and f"process {pid} did not answer within 3 s" in stacks.read_text())
     assert run.poll() is None, run.communicate()[1]
     assert re.search(r"nothing has moved for \d+ s: the runner waits, ", stacks.read_text())
     assert "--- runner" in stacks.read_text()

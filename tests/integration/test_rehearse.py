@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -114,11 +113,7 @@ def test_every_shipped_config_can_be_rehearsed(command, path):
 def test_an_end_by_a_signal_leaves_no_process(start, folder, sent):
     (folder / "temporary").mkdir()
     process = start("--rehearse", "reasoning.yaml", "--rehearse-in", "temporary")
-    until = time.monotonic() + 240
-    while not list(folder.glob("temporary/*/run/config.yaml")):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    process.until(lambda: list(folder.glob("temporary/*/run/config.yaml")))
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 2  # the run and its guard
     process.send_signal(sent)

@@ -50,9 +50,7 @@ class Run:
         self.folder, self.process, self._out, self._err = folder, process, process.out, process.err
 
     def wait_for(self, pattern: str, present: Callable[[Path], bool] = lambda path: path.stat().st_size > 0) -> Run:
-        ended = lambda: self.process.poll() is not None  # noqa: E731
-        until(lambda: any(present(path) for path in self.folder.glob(pattern)) or ended(), 4 * HANG_S)
-        assert not ended(), self._err.read_text()
+        self.process.until(lambda: any(present(path) for path in self.folder.glob(pattern)))
         return self
 
     def steps(self, count: int) -> Run:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from device_rehearsal.acceptance_parts import REHEARSED
 from launcher_forks import Launchers
-from waiting import until
+from waiting import alive, until
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ONE_ROW = Namespace(dry_run=True, rows=1, length=8)
@@ -357,7 +357,7 @@ def test_a_part_that_fails_or_hangs_keeps_its_numbers_and_leaves_no_process(
     late = run_part(Part("equality", "", measures_and_hangs, 60), True, None, 3)
     assert (late["state"], late["error"]) == ("timed out", "stopped after 3 s")
     child = int((tmp_path / "child").read_text())
-    until(lambda: not is_running(child))
+    until(lambda: not alive([child]))
     page = page_of({"small": True, "machine": {"GPU": "none"}, "parts": {"tests": failed, "equality": late}})
     assert "failed: ValueError: no pears" in page
     assert "| apples | 3 pieces |\n" in page
@@ -392,13 +392,6 @@ def test_the_numbers_of_several_cases_stand_in_one_table_and_every_number_on_the
         "| equal: share",
         "| 2 GB",
     ]
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_page_shows_every_limit_of_runs_that_are_made_once(scripted, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from stand_ins import DirectRollout, context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
+from rl_platform.components.policy_rollout import Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch, Weights
 
@@ -193,17 +193,7 @@ def test_answers_of_several_ranks_are_one() -> None:
     images = np.random.default_rng(0).integers(0, 256, (5, 360), dtype=np.uint8)
     whole = rollout.act(Observations(images, ("act", 1)))
 
-    class Keyed:
-        def __init__(self) -> None:
-            self.asked: dict[int, Observations] = {}
-
-        def put(self, observations: Observations, key: int) -> None:
-            self.asked[key] = observations
-
-        def get(self, key: int) -> Actions:
-            return rollout.act(self.asked[key])
-
-    ranks = Keyed()
+    ranks = DirectRollout(rollout)
     both = RemotePolicy(ranks, ranks, 2)
     both.request(Observations(images, ("act", 1)))
     answer = both.actions(5)

@@ -6,10 +6,10 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 NAMES = {1: "n1", 4: "n1 n2 n3 n4"}
 STAND_INS = {
@@ -119,10 +119,7 @@ def test_slurms_warning_reaches_the_run(command, folder: Path, cluster: Path, mo
     monkeypatch.setenv("NAMES", NAMES[1])
     assert command("--slurm", "reasoning.yaml").code == 0
     with subprocess.Popen(["bash", "ppo.sbatch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
-        deadline = time.monotonic() + 60
-        while not (folder / "started").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until((folder / "started").exists)
         job.send_signal(signal.SIGTERM)  # to the batch script alone, as B:TERM does
         assert job.wait(timeout=60) == 143
     assert "saved" in cluster.read_text().splitlines()

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from waiting import until
 
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.question import Question, Split
@@ -363,11 +364,8 @@ def test_no_phase_is_silent_for_30_seconds(phase: str) -> None:
 def test_the_plain_view_prints_by_itself_while_a_phase_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "QUIET_SECONDS", 0.05)
     view = PlainView(console(terminal=False))
-    until = time.monotonic() + 60
     with view.phase("load"):
-        while view.console.file.getvalue().count("load: ") < 3:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: view.console.file.getvalue().count("load: ") >= 3)
     view.close()
     said = view.console.file.getvalue()
     time.sleep(0.2)
