@@ -83,7 +83,9 @@ def reward_server(answer: Callable[[list[dict[str, Any]]], Answer], port: int = 
 
 
 @contextmanager
-def post_server(answer: Callable[[Any, str | None], Answer], port: int = 0) -> Iterator[str]:
+def post_server(
+    answer: Callable[[Any, str | None], Answer], port: int = 0, path: str = "score?by=test"
+) -> Iterator[str]:
     """A server whose answer to a request with this key is `answer(request, key)`: status and body, or None to close
     the connection without one. Gives its address."""
 
@@ -105,7 +107,7 @@ def post_server(answer: Callable[[Any, str | None], Answer], port: int = 0) -> I
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/score?by=test"
+        yield f"http://127.0.0.1:{server.server_port}/{path}"
     finally:
         server.shutdown()
         server.server_close()

@@ -6,13 +6,13 @@ import base64
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reward_parts import post_server
 from waiting import HANG_S
 
 from rl_platform.config.schema.reward import Code, Scoring
@@ -26,30 +26,21 @@ SECRET = "sk-very-secret"
 
 
 class Fusion:
-    """A server that speaks the documented format and runs the programs of this test, which are harmless."""
+    """Speaks the documented format and runs the programs of this test, which are harmless."""
+
+    url: str
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.reply: tuple[int, dict[str, Any]] | None = None
-        fusion = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                fusion.asked.append(request)
-                fusion.keys.append(self.headers["Authorization"])
-                status, reply = fusion.reply or (200, fusion.run(request, folder))
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(json.dumps(reply).encode())
-
-            def log_message(self, *_: object) -> None:
-                """Nothing on the terminal."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/run_code"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+    def answer(self, request: dict[str, Any], key: str | None) -> tuple[int, str]:
+        self.asked.append(request)
+        self.keys.append(key)
+        status, reply = self.reply or (200, self.run(request, self.folder))
+        return status, json.dumps(reply)
 
     def run(self, request: dict[str, Any], folder: Path) -> dict[str, Any]:
         command = [sys.executable, "-I", "-S", "-c", request["code"]]
@@ -83,9 +74,8 @@ class Fusion:
 @pytest.fixture
 def fusion(tmp_path: Path) -> Iterator[Fusion]:
     server = Fusion(tmp_path)
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
+    with post_server(server.answer, path="run_code") as server.url:
+        yield server
 
 
 def scorer(url: str, **code: Any) -> HttpScorer:
@@ -95,10 +85,8 @@ def scorer(url: str, **code: Any) -> HttpScorer:
 
 
 def scores(made: HttpScorer, *items: tuple[str, dict[str, Any]]) -> list[Score]:
-    try:
+    with closing(made):
         return [future.result() for future in made.submit([ScoreItem(text, "", "", row) for text, row in items])]
-    finally:
-        made.close()
 
 
 PRINTED = {"tests": [{"input": "4", "output": "5"}, {"input": "7", "output": "ANSWER"}]}

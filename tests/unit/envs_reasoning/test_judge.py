@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from reward_parts import post_server
 from waiting import HANG_S
 
 from rl_platform.config.schema.reward import Judge
@@ -30,57 +30,40 @@ def completion(text: object, finish_reason: str = "stop") -> tuple[int, str]:
 
 
 class Chat:
-    """A server of chat completions; `reply` makes status and body of a request."""
+    """Chat completions; `reply` makes status and body of a request."""
+
+    url: str
 
     def __init__(self) -> None:
         self.reply: Reply = lambda request: completion("1")
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
-        chat = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                chat.asked.append(request)
-                chat.keys.append(self.headers["Authorization"])
-                answer = chat.reply(request)
-                if answer is not None:
-                    self.send_response(answer[0])
-                    self.end_headers()
-                    self.wfile.write(answer[1].encode())
-
-            def log_message(self, *_: object) -> None:
-                """Nothing on the terminal."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1/chat/completions"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+    def answer(self, request: dict[str, Any], key: str | None) -> tuple[int, str] | None:
+        self.asked.append(request)
+        self.keys.append(key)
+        return self.reply(request)
 
 
 @pytest.fixture
 def chat() -> Iterator[Chat]:
     made = Chat()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with post_server(made.answer, path="v1/chat/completions") as made.url:
+        yield made
 
 
 @pytest.fixture
-def judge(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., HttpScorer]]:
+def judge(chat: Chat, monkeypatch: pytest.MonkeyPatch, closes) -> Callable[..., HttpScorer]:
     """judge(verdict=...): a scorer by that server."""
     monkeypatch.setattr(http_scorer, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setenv("JUDGE_KEY", f" {SECRET}\n")
-    built: list[HttpScorer] = []
 
     def build(timeout_s: float = HANG_S, retries: int = 1, **options: Any) -> HttpScorer:
         section = {"url": chat.url, "model": "m", "template": "{question} | {response} | {answer}"} | options
         server = JudgeServer(Judge(**section), timeout_s)
-        built.append(HttpScorer(server, batch_size=1, num_workers=2, retries=retries))
-        return built[-1]
+        return closes(HttpScorer(server, batch_size=1, num_workers=2, retries=retries))
 
-    yield build
-    for scorer in built:
-        scorer.close()
+    return build
 
 
 def score(scorer: HttpScorer) -> Score:
