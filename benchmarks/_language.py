@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,9 +145,8 @@ def sglang_on_cpu(network: Any, running: int, room: int, threads: int | None) ->
     setup = SGLangSetup(model, "cpu", 1, "float32", running, room, 0.1, seed=1)
     count = threads or len(os.sched_getaffinity(0))
     environment = {"PYTHONPATH": str(STAND_INS), "OMP_NUM_THREADS": str(count)}
-    with tempfile.TemporaryDirectory() as folder:
-        engine = SGLangEngine("rollout", setup, (), environment, Path(folder, "sglang.log"))
-        try:
-            yield engine
-        finally:
-            engine.close()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(SGLangEngine("rollout", setup, (), environment, Path(folder, "sglang.log"))) as engine,
+    ):
+        yield engine

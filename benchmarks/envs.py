@@ -20,6 +20,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 import numpy as np
 from _common import Entry, Lap, Turns, machine, new_parser, print_verdict, race, ratios, write_json
@@ -120,13 +121,12 @@ def gymnasium_async(turns: Turns, settings: argparse.Namespace) -> None:
 
     count = min(settings.num_envs, MOST_PROCESSES)
     # forked, as in a script of one's own: processes of a race would start such children anew, each with its imports
-    envs = gymnasium.make_vec(settings.task, count, vectorization_mode="async", vector_kwargs={"context": "fork"})
-    try:
+    with closing(
+        gymnasium.make_vec(settings.task, count, vectorization_mode="async", vector_kwargs={"context": "fork"})
+    ) as envs:
         envs.reset(seed=0)
         fewer = [chosen[:, :count] for chosen in actions_of(settings)]
         laps(turns, settings, stepping(envs.step), chosen=fewer, num_envs=count)
-    finally:
-        envs.close()
 
 
 def envpool(turns: Turns, settings: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -304,6 +304,13 @@ def _in_this_process(
     for name, module in list(sys.modules.items()):  # the next test's folder may have a module of the same name
         if (file := getattr(module, "__file__", None)) and Path(file).parent in folders:
             del sys.modules[name]
+
+
+@pytest.fixture
+def closes() -> Iterator[Callable[[Any], Any]]:
+    """closes(made): the same, which is closed at the end of the test."""
+    with ExitStack() as stack:
+        yield lambda made: stack.enter_context(closing(made))
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+
+from waiting import until
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
 from rl_platform.envs.embodied.remote import single_file
@@ -102,6 +103,9 @@ class Served:
     def description(self, env_id: str, **options: object) -> EnvDescription:
         return EnvDescription(env_id, addresses=(self.address,), token_file=str(self._token), **options)
 
+    def close(self) -> None:
+        self.end()
+
     def end(self, number: int = signal.SIGTERM) -> int:
         if self._process.poll() is None:
             os.kill(self._process.pid, number)
@@ -125,10 +129,3 @@ class Record:
 
     def last(self, what: str) -> float:
         return max(float(moment) for moment, _, word in self.lines() if word == what)
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)

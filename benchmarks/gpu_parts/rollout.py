@@ -6,6 +6,7 @@ import argparse
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
@@ -121,12 +122,9 @@ def vllm(setup: Setup, report: Report) -> None:
         gpus=() if setup.small else (visible_gpus()[0],),
         python=setup.vllm_python,
     )
-    engine = VLLMEngine("rollout", setup_of_vllm, (), {}, setup.folder / "vllm.log")
-    try:
+    with closing(VLLMEngine("rollout", setup_of_vllm, (), {}, setup.folder / "vllm.log")) as engine:
         engine.receive(Weights(0, LanguageModel(plain).state_dict()))
         generated(engine, requests, prompt, 2, seed=0)  # warms up
         seconds, found = generated(engine, requests, prompt, tokens, seed=1)
-    finally:
-        engine.close()
     report.rate("vLLM in the platform", found, seconds, "tokens/s")
     report("missing tokens", requests * tokens - found, "", at_most(0))

@@ -4,6 +4,7 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,7 @@ def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFact
         return inspect_external(description, limited=limited)
     if description.own_backend:
         return EnvFacts(user_spaces(description, tried=True))
-    env = make_env(description)
-    try:
+    with closing(make_env(description)) as env:
         if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:
             raise ConfigError([problem])
         check_camera: Callable[[AnyEnv, object, str], None] = find(PROBLEMS, "cameras.check_camera", lambda *_: None)
@@ -51,5 +51,3 @@ def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFact
         modes, rate = env.metadata.get("render_modes", ()), int(env.metadata.get("render_fps") or USUAL_RATE)
         uses_mujoco = hasattr(env.unwrapped, "mujoco_renderer") or getattr(env.unwrapped, "draws_with_mujoco", False)
         return EnvFacts(spaces, tuple(modes), rate, uses_mujoco)
-    finally:
-        env.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -348,11 +349,8 @@ class VectorEnv:
 
 
 def _spaces_of(description: EnvDescription, spec: EnvSpec) -> EnvSpaces:
-    probe = make_env(description, spec)
-    try:
+    with closing(make_env(description, spec)) as probe:
         return read_spaces(probe, description.id)
-    finally:
-        probe.close()
 
 
 def _shares(total: int, parts: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from rl_platform.components import agents
@@ -43,15 +44,13 @@ def episode_examples(config: Config) -> Iterator[str]:
     except PlatformError as error:  # a start refuses it
         yield f"the text environment was not called: {error}"
         return
-    processes, steps = ToolProcesses(1), min(MOST_STEPS, agent.max_calls)
-    try:
+    steps = min(MOST_STEPS, agent.max_calls)
+    with closing(ToolProcesses(1)) as processes:
         rewards = [
             f"{_reward(config, agent.environment, processes, question, response, steps)} for "
             f"{shown_response(response, question.answer)}"
             for response in dict.fromkeys((question.answer, ""))
         ]
-    finally:
-        processes.close()
     yield f"{KEY} {agent.environment.type} gave the reward {', '.join(rewards)}"
 
 

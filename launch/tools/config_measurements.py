@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -64,8 +65,7 @@ def policy_seconds(config: Config, device: torch.device) -> dict[str, float]:
         return ComponentContext(name, 0, 1, accelerators, config.runner.seed)
 
     all_epochs = config.changed({"algorithm.target_kl": None})
-    environment = Environment(context("env"), config)
-    try:
+    with closing(Environment(context("env"), config)) as environment:
         spaces = environment.envs.spaces
         actor = EmbodiedActor(context("actor_critic"), all_epochs, spaces)
         rollout = PolicyRollout(context("rollout"), config, spaces)
@@ -81,8 +81,6 @@ def policy_seconds(config: Config, device: torch.device) -> dict[str, float]:
             zeros = torch.zeros_like(batch.rewards)
             actor.update(batch.with_fields(fields | {"advantages": zeros, "returns": zeros}).flatten(), len(rounds))
             rounds.append((collected - start, evaluated - collected, time.perf_counter() - evaluated))
-    finally:
-        environment.close()
     rows = config.env.num_envs * config.env.rollout_steps
     counts = {"collect": config.env.rollout_steps, "evaluate": rows, "update": optimizer_steps(config, "actor_critic")}
     return {name: min(times) / counts[name] for name, times in zip(counts, zip(*rounds, strict=True), strict=True)}

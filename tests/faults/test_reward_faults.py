@@ -97,16 +97,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def make_pool():
-    pools: list[ScoringPool] = []
-
+def make_pool(closes):
     def make(spec: VerifierSpec = SPEC, num_workers: int = 2, timeout_s: float = HANG_S) -> ScoringPool:
-        pools.append(ScoringPool(spec, num_workers=num_workers, timeout_s=timeout_s))
-        return pools[-1]
+        return closes(ScoringPool(spec, num_workers=num_workers, timeout_s=timeout_s))
 
-    yield make
-    for pool in pools:
-        pool.close()
+    return make
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -35,16 +35,8 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def connect() -> Iterator[Any]:
-    built: list[HttpScorer] = []
-
-    def connect(url: str, **options: Any) -> HttpScorer:
-        built.append(connected(url, **(LIMIT | options)))
-        return built[-1]
-
-    yield connect
-    for scorer in built:
-        scorer.close()
+def connect(closes) -> Callable[..., HttpScorer]:
+    return lambda url, **options: closes(connected(url, **(LIMIT | options)))
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from served import ROBOT, Record, Served, until
+from served import ROBOT, Record, Served
+from waiting import until
 
 from rl_platform.envs.embodied.remote import remote_workers
 from rl_platform.envs.embodied.vector import VectorEnv
@@ -65,7 +67,7 @@ class Robot:
         until(lambda: "stop" in self.record.words() and self.record.last("stop") > moment, seconds)
         return self.record.last("stop") - moment
 
-    def end(self) -> None:
+    def close(self) -> None:
         if self.trainer is not None:
             self.trainer.kill()
             self.trainer.wait()
@@ -73,11 +75,15 @@ class Robot:
 
 
 @pytest.fixture
-def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Robot]:
+def robots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes) -> Callable[..., Robot]:
+    """robots(*arguments, **options): a robot in the folder of the test, with which it ends."""
     monkeypatch.setattr(remote_workers, "_known", {})
-    made = Robot(tmp_path)
-    yield made
-    made.end()
+    return lambda *arguments, **options: closes(Robot(tmp_path, *arguments, **options))
+
+
+@pytest.fixture
+def robot(robots: Callable[..., Robot]) -> Robot:
+    return robots()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
@@ -137,15 +143,11 @@ def test_pauses_shorter_than_the_limit_change_nothing(robot: Robot) -> None:
 
 
 @pytest.mark.parametrize("limited_by", ["the trainer", "the server"])
-def test_a_step_that_hangs(
-    limited_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(remote_workers, "_known", {})
+def test_a_step_that_hangs(limited_by: str, robots, caplog: pytest.LogCaptureFixture) -> None:
     of_server = limited_by == "the server"
-    robot = Robot(tmp_path, *(("--step-timeout-s", "1") if of_server else ()), hangs_at=3)
+    robot = robots(*(("--step-timeout-s", "1") if of_server else ()), hangs_at=3)
     description = robot.server.description("robot.py:Robot", max_episode_steps=100)
-    envs = VectorEnv(description, 1, step_timeout_s=60.0 if of_server else 1.0, restarts=1)
-    try:
+    with closing(VectorEnv(description, 1, step_timeout_s=60.0 if of_server else 1.0, restarts=1)) as envs:
         ends = "ends a step after 1 s (its --step-timeout-s); env.step_timeout_s is 60"
         assert any(ends in text for text in caplog.messages) == of_server
         envs.reset([0])
@@ -155,102 +157,70 @@ def test_a_step_that_hangs(
         assert 0.9 < stops[0] - hung < 3
         assert sum(result.failures for result in results) == 1
         assert [bool(result.invalid[0]) for result in results] == [False, False, True, True, False, False]
-    finally:
-        envs.close()
-        robot.end()
 
 
 def test_a_robot_has_limits_of_its_own(robot: Robot, caplog: pytest.LogCaptureFixture) -> None:
     """Without options of the operator: one trainer, and steps of at most ten seconds."""
     description = robot.server.description("robot.py:Robot", max_episode_steps=100)
-    envs = VectorEnv(description, 1)
-    try:
+    with closing(VectorEnv(description, 1)):
         assert any("ends a step after 10 s (its --step-timeout-s)" in text for text in caplog.messages)
         with pytest.raises(ConfigError, match="2 environments in one connection; this server has 1"):
             VectorEnv(description, 2)
-    finally:
-        envs.close()
 
 
-def test_a_step_that_continues_after_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_workers, "_known", {})
-    robot = Robot(tmp_path, step_s=1.2)
-    try:
-        trainer = robot.train(pause=0.0)
-        until(lambda: robot.record.words()[-1] == "step")
-        trainer.kill()
-        until(lambda: robot.record.words()[-1] == "close")
-        words = robot.record.words()
-        last = len(words) - words[::-1].index("step")
-        moved = words.index("moved", last)
-        assert "stop" in words[last:moved], "at once, during the step"
-        assert {*words[moved + 1 : -1]} == {"stop"}, "again, perhaps more than once"
-    finally:
-        robot.end()
+def test_a_step_that_continues_after_the_stop(robots) -> None:
+    robot = robots(step_s=1.2)
+    trainer = robot.train(pause=0.0)
+    until(lambda: robot.record.words()[-1] == "step")
+    trainer.kill()
+    until(lambda: robot.record.words()[-1] == "close")
+    words = robot.record.words()
+    last = len(words) - words[::-1].index("step")
+    moved = words.index("moved", last)
+    assert "stop" in words[last:moved], "at once, during the step"
+    assert {*words[moved + 1 : -1]} == {"stop"}, "again, perhaps more than once"
 
 
-def test_a_robot_that_replaced_another_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_workers, "_known", {})
-    robot = Robot(tmp_path, raises_at=3)
-    envs = VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=1)
-    try:
+def test_a_robot_that_replaced_another_is_stopped(robots) -> None:
+    robot = robots(raises_at=3)
+    with closing(VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=1)) as envs:
         envs.reset([0])
         for _ in range(5):
             envs.step(np.zeros((1, 1), np.float32))
         envs.close()
         until(lambda: robot.record.words()[-1] == "close" and robot.record.words().count("close") >= 3)
         assert robot.record.words()[-3:] == ["step", "stop", "close"]
-    finally:
-        envs.close()
-        robot.end()
 
 
-def test_a_stop_that_hangs_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_workers, "_known", {})
-    robot = Robot(tmp_path, stop_hangs=1)
-    try:
-        trainer = robot.train()
-        os.kill(trainer.pid, signal.SIGSTOP)
-        until(lambda: "has left" in robot.server.log.read_text(), 30)  # so that another one may be built
-        assert robot.record.words()[-1] == "stop"
-    finally:
-        robot.end()
+def test_a_stop_that_hangs_ends_the_process(robots) -> None:
+    robot = robots(stop_hangs=1)
+    trainer = robot.train()
+    os.kill(trainer.pid, signal.SIGSTOP)
+    until(lambda: "has left" in robot.server.log.read_text(), 30)  # so that another one may be built
+    assert robot.record.words()[-1] == "stop"
 
 
-def test_a_stop_that_hangs_holds_no_other_robot_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_workers, "_known", {})
-    robot = Robot(tmp_path, "--instances", "3", stop_hangs='"the first one"')
-    envs = VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 3, 1)
-    try:
+def test_a_stop_that_hangs_holds_no_other_robot_back(robots) -> None:
+    robot = robots("--instances", "3", stop_hangs='"the first one"')
+    with closing(VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 3, 1)) as envs:
         envs.reset([0, 1, 2])
         envs.close()
         until(lambda: "has left" in robot.server.log.read_text(), 30)
         assert robot.record.words()[-3:] == ["stop"] * 3
-    finally:
-        envs.close()
-        robot.end()
 
 
-def test_robots_are_stopped_while_another_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_workers, "_known", {})
-    robot = Robot(tmp_path, "--instances", "3", built=3)  # one for the server's facts, and two of three
+def test_robots_are_stopped_while_another_is_built(robots) -> None:
+    robot = robots("--instances", "3", built=3)  # one for the server's facts, and two of three
     building = robot.building(3)
-    try:
-        until(lambda: robot.record.words().count("built") == 4)
-        building.kill()
-        until(lambda: robot.record.words()[-2:] == ["stop", "stop"], 30)
-    finally:
-        building.wait()
-        robot.end()
+    until(lambda: robot.record.words().count("built") == 4)
+    building.kill()
+    until(lambda: robot.record.words()[-2:] == ["stop", "stop"], 30)
+    building.wait()
 
 
-def test_a_signal_during_the_stop_of_a_robot_that_raised_ends_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_workers, "_known", {})
-    robot = Robot(tmp_path, raises_at=3, interrupted=1)
-    envs = VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=2)
-    try:
+def test_a_signal_during_the_stop_of_a_robot_that_raised_ends_its_process(robots) -> None:
+    robot = robots(raises_at=3, interrupted=1)
+    with closing(VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=2)) as envs:
         envs.reset([0])
         for _ in range(3):
             envs.step(np.zeros((1, 1), np.float32))
@@ -258,9 +228,6 @@ def test_a_signal_during_the_stop_of_a_robot_that_raised_ends_its_process(
         words = robot.record.words()
         first = words.index("stop")
         assert words[first : first + 3] == ["stop", "stop", "close"]
-    finally:
-        envs.close()
-        robot.end()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -278,8 +245,7 @@ def test_a_run_is_killed_or_interrupted(robot: Robot, number: signal.Signals, tm
         "runner.output_dir": tmp_path / "run",
     }
     run, metrics = start(CONFIG, *(f"{key}={value}" for key, value in settings.items())), tmp_path / "run/metrics.jsonl"
-    until(lambda: (metrics.exists() and '"step": 2' in metrics.read_text()) or run.poll() is not None, 120)
-    assert run.poll() is None, run.communicate()
+    run.until(lambda: metrics.exists() and '"step": 2' in metrics.read_text())
     until(lambda: robot.record.words()[-1] == "step")
     run.send_signal(number)
     run.wait(60)

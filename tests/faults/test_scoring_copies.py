@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import psutil
 from reward_parts import SHORT_S, HungRewards
-from waiting import HANG_S, until
+from waiting import HANG_S, alive, until
 
 from rl_platform.envs.reasoning.scoring import ScoringPool
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
@@ -120,12 +121,11 @@ def test_answers_that_are_programs_score_zero_and_change_nothing(tmp_path) -> No
         "type('T', (str,), {'__eq__': lambda a, b: True})()",
         f"open('{stolen}', 'w')",
     ]
-    pool = ScoringPool(VerifierSpec("task", "reasoning_gym", "string_insertion"), num_workers=1, timeout_s=30.0)
-    try:
+    with closing(
+        ScoringPool(VerifierSpec("task", "reasoning_gym", "string_insertion"), num_workers=1, timeout_s=30.0)
+    ) as pool:
         items = [ScoreItem(f"<answer>{text}</answer>", "", "ABC") for text in (*programs, "ABD", "ABC")]
         scores = pool.score(items)
-    finally:
-        pool.close()
     assert [(score.value, score.valid) for score in scores] == [(0.0, True)] * 5 + [(1.0, True)]
     assert not stolen.exists()
 
@@ -133,14 +133,13 @@ def test_answers_that_are_programs_score_zero_and_change_nothing(tmp_path) -> No
 def test_a_copy_that_hangs_dies_with_its_process(monkeypatch) -> None:
     hangs = HungRewards(lambda pid: True, monkeypatch)
     hangs.waits = True
-    pool = ScoringPool(VerifierSpec("task", "reasoning_gym", "countdown"), num_workers=1, timeout_s=SHORT_S)
-    try:
+    with closing(
+        ScoringPool(VerifierSpec("task", "reasoning_gym", "countdown"), num_workers=1, timeout_s=SHORT_S)
+    ) as pool:
         (process,) = (psutil.Process(pid) for pid in pool.process_ids)
         (future,) = pool.submit([ScoreItem("<answer>9**9**9**9</answer>", "", "1 + 1", {"numbers": [1], "target": 2})])
         until(lambda: process.children())
         (copy,) = process.children()
         hangs.waits = False
         assert future.result(HANG_S).reason == "timeout"
-        until(lambda: not copy.is_running() or copy.status() == psutil.STATUS_ZOMBIE)
-    finally:
-        pool.close()
+        until(lambda: not alive([copy.pid]))

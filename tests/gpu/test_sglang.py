@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -45,19 +45,15 @@ def plain(shared: ModuleType) -> Any:
 
 
 @pytest.fixture
-def start(shared: ModuleType, plain: Any, tmp_path: Path) -> Iterator[Start]:
+def start(shared: ModuleType, plain: Any, tmp_path: Path, closes) -> Start:
     """start(gpus, **engine_args): an engine without weights."""
-    started: list[SGLangEngine] = []
 
     def run(*gpus: int, **arguments: Any) -> SGLangEngine:
         description = plain.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
         setup = SGLangSetup(description, "cuda", len(gpus), "float32", 16, None, 0.3, 0, gpus, arguments)
-        started.append(SGLangEngine("rollout[0]", setup, (shared.NEVER,), {}, tmp_path / "engine.log"))
-        return started[-1]
+        return closes(SGLangEngine("rollout[0]", setup, (shared.NEVER,), {}, tmp_path / "engine.log"))
 
-    yield run
-    for engine in started:
-        engine.close()
+    return run
 
 
 def assert_generates_with(engine: SGLangEngine, plain: Any, shared: ModuleType) -> None:

@@ -13,15 +13,17 @@ import sys
 import threading
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
 import pytest
-from served import ROBOT, TOKEN, Record, Served, until
+from served import ROBOT, TOKEN, Record, Served
+from waiting import until
 
 from rl_platform.envs.embodied.descriptions import EnvDescription, PixelFormat
 from rl_platform.envs.embodied.env_facts import inspect_env
@@ -113,6 +115,12 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert server.end() == 0
 
 
+@pytest.fixture
+def serve(tmp_path: Path, closes) -> Callable[..., Served]:
+    """serve("--env", ID): a server in the folder of the test, with which it ends."""
+    return lambda *arguments, **options: closes(Served(tmp_path, *arguments, **options))
+
+
 def _steps(envs: VectorEnv, shape: int | tuple[int, ...], dtype: type = np.int64) -> None:
     for _ in range(3):
         envs.step(np.zeros(shape, dtype))
@@ -125,107 +133,88 @@ def _equal(first: StepResult, second: StepResult) -> None:
 
 
 @pytest.mark.parametrize(("workers", "stages"), [(1, 1), (2, 2)])
-def test_the_same_numbers_as_in_this_process(cartpole: Served, workers: int, stages: int) -> None:
+def test_the_same_numbers_as_in_this_process(cartpole: Served, workers: int, stages: int, closes) -> None:
     here, there = EnvDescription(CARTPOLE, max_episode_steps=50), cartpole.description(CARTPOLE, max_episode_steps=50)
     assert inspect_env(here).spaces == inspect_env(there).spaces
-    first, second = (VectorEnv(each, 4, workers, stages=stages) for each in (here, there))
-    try:
-        assert np.array_equal(first.reset([1, 2, 3, 4]), second.reset([1, 2, 3, 4]))
-        draw = np.random.default_rng(0)
-        for number in range(120):
-            idle = np.array([number % 3 == 0, False])[: 4 // stages] if stages == 2 else None
-            for stage in range(stages):
-                actions = draw.integers(0, 2, 4 // stages)
-                for envs in (first, second):
-                    envs.send(actions, stage, idle)
-            for stage in range(stages):
-                _equal(first.receive(stage), second.receive(stage))
-    finally:
-        first.close()
-        second.close()
+    first, second = (closes(VectorEnv(each, 4, workers, stages=stages)) for each in (here, there))
+    assert np.array_equal(first.reset([1, 2, 3, 4]), second.reset([1, 2, 3, 4]))
+    draw = np.random.default_rng(0)
+    for number in range(120):
+        idle = np.array([number % 3 == 0, False])[: 4 // stages] if stages == 2 else None
+        for stage in range(stages):
+            actions = draw.integers(0, 2, 4 // stages)
+            for envs in (first, second):
+                envs.send(actions, stage, idle)
+        for stage in range(stages):
+            _equal(first.receive(stage), second.receive(stage))
 
 
-def test_batched_physics_and_several_servers(tmp_path: Path) -> None:
-    servers = [Served(tmp_path, "--env", "HalfCheetah-v5") for _ in range(2)]
+def test_batched_physics_and_several_servers(serve) -> None:
+    servers = [serve("--env", "HalfCheetah-v5") for _ in range(2)]
     description = servers[0].description("HalfCheetah-v5")
     both = EnvDescription(
         "HalfCheetah-v5", addresses=(servers[0].address, servers[1].address), token_file=description.token_file
     )
-    first, second = VectorEnv(EnvDescription("HalfCheetah-v5"), 4, 2), VectorEnv(both, 4, 2)
-    try:
+    with closing(VectorEnv(EnvDescription("HalfCheetah-v5"), 4, 2)) as first, closing(VectorEnv(both, 4, 2)) as second:
         assert np.array_equal(first.reset([1, 2, 3, 4]), second.reset([1, 2, 3, 4]))
         draw = np.random.default_rng(0)
         for _ in range(30):
             actions = draw.uniform(-1, 1, (4, 6)).astype(np.float32)
             _equal(first.step(actions), second.step(actions))
         assert all("has 2 environments" in server.log.read_text() for server in servers)
-    finally:
-        first.close()
-        second.close()
-        for server in servers:
-            server.end()
 
 
-def test_images_of_a_server_are_those_of_this_machine(tmp_path: Path, drawing: dict[str, str], monkeypatch) -> None:
+def test_images_of_a_server_are_those_of_this_machine(serve, drawing: dict[str, str], monkeypatch) -> None:
     for name, value in drawing.items():
         monkeypatch.setenv(name, value)
-    server = Served(tmp_path, "--env", "InvertedPendulum-v5", "--pixels", '{"width": 24, "height": 20}')
+    server = serve("--env", "InvertedPendulum-v5", "--pixels", '{"width": 24, "height": 20}')
     here, there = (
         EnvDescription("InvertedPendulum-v5", pixels=PixelFormat(24, 20)),
         server.description("InvertedPendulum-v5"),
     )
     assert inspect_env(there).spaces.images
-    first, second = VectorEnv(here, 2, 1, worker_variables=drawing), VectorEnv(there, 2, 1)
-    try:
+    with closing(VectorEnv(here, 2, 1, worker_variables=drawing)) as first, closing(VectorEnv(there, 2, 1)) as second:
         assert np.array_equal(first.reset([1, 2]), second.reset([1, 2]))
         for number in range(40):
             _equal(*(envs.step(np.full((2, 1), 0.1 * (number % 7), np.float32)) for envs in (first, second)))
-    finally:
-        first.close()
-        second.close()
-        server.end()
 
 
-def test_several_tasks_of_a_server_have_their_instructions_and_metrics(command, tmp_path: Path) -> None:
+def test_several_tasks_of_a_server_have_their_instructions_and_metrics(command, serve, tmp_path: Path) -> None:
     (tmp_path / "goals.py").write_text(GOALS)
     tasks = '[{"name": "one", "kwargs": {"goal": 1}}, {"name": "two", "kwargs": {"goal": 2}}]'
-    servers = [Served(tmp_path, "--env", "goals.py:Goal", "--tasks", tasks) for _ in range(2)]
+    servers = [serve("--env", "goals.py:Goal", "--tasks", tasks) for _ in range(2)]
     token = servers[0].description("x").token_file
     names = {"tasks": ({}, {}), "task_names": ("one", "two")}
-    try:
-        served = servers[0].description("goals.py:Goal", max_episode_steps=3, **names)
-        envs = VectorEnv(served, 3, numbers=[1, 4, 5])
-        assert envs.reset([0, 0, 0])[:, 0].tolist() == [2, 1, 2]
-        envs.close()
-        run = [
-            "embodied.yaml",
-            "runner.max_steps=2",
-            "env.id=goals.py:Goal",
-            f"env.address='{servers[0].address},{servers[1].address}'",
-            f"env.token_file={token}",
-            "env.num_workers=2",
-            "env.max_episode_steps=3",
-            "env.evaluation.episodes=4",
-            "runner.output_dir=goals",
-        ]
-        ended = command(*run, "env.tasks=[{name: one}, {name: two}]")
-        assert ended.code == 0, ended.err
-        for row in read_metrics(Path("goals/metrics.jsonl"))[1:]:
-            for kind in ("env", "val") if "val/return" in row else ("env",):
-                assert [row[f"{kind}/{name}/return"] for name in ("one", "two")] == [3.0, 6.0]
-        for given, shown in (("[{name: two}, {name: one}]", "two, one"), ("[]", "none")):
-            ended = command(*run, f"env.tasks={given}")
-            assert ended.code == 2, ended.err
-            told = " ".join(ended.err.split())
-            assert f"env.tasks: the server at {servers[0].address} has other tasks, or another order" in told
-            assert shown in told
-            assert "env.tasks: [{name: one}, {name: two}], or other --tasks of the server" in told
-    finally:
-        for server in servers:
-            server.end()
+    served = servers[0].description("goals.py:Goal", max_episode_steps=3, **names)
+    envs = VectorEnv(served, 3, numbers=[1, 4, 5])
+    assert envs.reset([0, 0, 0])[:, 0].tolist() == [2, 1, 2]
+    envs.close()
+    run = [
+        "embodied.yaml",
+        "runner.max_steps=2",
+        "env.id=goals.py:Goal",
+        f"env.address='{servers[0].address},{servers[1].address}'",
+        f"env.token_file={token}",
+        "env.num_workers=2",
+        "env.max_episode_steps=3",
+        "env.evaluation.episodes=4",
+        "runner.output_dir=goals",
+    ]
+    ended = command(*run, "env.tasks=[{name: one}, {name: two}]")
+    assert ended.code == 0, ended.err
+    for row in read_metrics(Path("goals/metrics.jsonl"))[1:]:
+        for kind in ("env", "val") if "val/return" in row else ("env",):
+            assert [row[f"{kind}/{name}/return"] for name in ("one", "two")] == [3.0, 6.0]
+    for given, shown in (("[{name: two}, {name: one}]", "two, one"), ("[]", "none")):
+        ended = command(*run, f"env.tasks={given}")
+        assert ended.code == 2, ended.err
+        told = " ".join(ended.err.split())
+        assert f"env.tasks: the server at {servers[0].address} has other tasks, or another order" in told
+        assert shown in told
+        assert "env.tasks: [{name: one}, {name: two}], or other --tasks of the server" in told
 
 
-def test_the_file_runs_where_only_numpy_and_gymnasium_are(tmp_path: Path) -> None:
+def test_the_file_runs_where_only_numpy_and_gymnasium_are(serve, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     venv.create(tmp_path / "bare", with_pip=False)
     packages = next((tmp_path / "bare").glob("lib/*/site-packages"))
@@ -234,14 +223,10 @@ def test_the_file_runs_where_only_numpy_and_gymnasium_are(tmp_path: Path) -> Non
         if source.exists():
             (packages / name).symlink_to(source)
     python = str(tmp_path / "bare" / "bin" / "python")
-    server = Served(tmp_path, "--env", "own.py:Modules", python=python)
-    envs = VectorEnv(server.description("own.py:Modules", max_episode_steps=5), 1)
-    try:
+    server = serve("--env", "own.py:Modules", python=python)
+    with closing(VectorEnv(server.description("own.py:Modules", max_episode_steps=5), 1)) as envs:
         assert envs.reset([0]).tolist() == [[0.0, 0.0, 0.0]]
         assert envs.step(np.zeros(1, np.int64)).rewards.tolist() == [0.0]
-    finally:
-        envs.close()
-        server.end()
 
 
 def test_a_run_is_that_of_local_processes_and_resumes_with_new_episodes(command, cartpole: Served) -> None:
@@ -280,115 +265,97 @@ def test_a_run_draws_the_episodes_of_its_evaluation(command, cartpole: Served) -
 
 
 def test_a_run_goes_on_without_videos_if_the_server_has_no_graphics_library(
-    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command, serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     (tmp_path / "blind.py").write_text(BLIND)
-    server = Served(tmp_path, "--env", "blind.py:Blind")
-    try:
-        token = server.description("x").token_file
-        settings = ["env.id=blind.py:Blind", f"env.address={server.address}", f"env.token_file={token}"]
-        settings += ["env.num_workers=1", "env.max_episode_steps=5", "env.evaluation={episodes: 2, video: true}"]
-        ended = command("embodied.yaml", "runner.max_steps=1", *settings)
-    finally:
-        server.end()
+    server = serve("--env", "blind.py:Blind")
+    token = server.description("x").token_file
+    settings = ["env.id=blind.py:Blind", f"env.address={server.address}", f"env.token_file={token}"]
+    settings += ["env.num_workers=1", "env.max_episode_steps=5", "env.evaluation={episodes: 2, video: true}"]
+    ended = command("embodied.yaml", "runner.max_steps=1", *settings)
     assert ended.code == 0, ended.err
     assert "no video: blind.py:Blind: env.id: its module cannot be imported (ImportError at " in ended.out
     assert "blind.py:7: there is no libEGL)" in ended.out
 
 
-def test_a_run_takes_the_last_environment_from_a_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_takes_the_last_environment_from_a_drawing(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_workers, "RECONNECT_S", 5.0)
-    server = Served(tmp_path, "--env", CARTPOLE, "--instances", "1")
+    server = serve("--env", CARTPOLE, "--instances", "1")
     there, variables = server.description(CARTPOLE), {"SDL_VIDEODRIVER": "dummy"}
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            start = partial(VectorEnv, there, 1, 1, render_mode="rgb_array", worker_variables=variables)
-            drawing = thread.submit(start).result()
-            thread.submit(drawing.reset, [0]).result()
-            envs = VectorEnv(there, 1, 1)
-            envs.reset([0])
-            with pytest.raises(WorkerDied, match="during render"):
-                thread.submit(drawing.render).result()
-            _steps(envs, 1)
-            envs.close()
-    finally:
-        server.end()
+    with ThreadPoolExecutor(1) as thread:
+        start = partial(VectorEnv, there, 1, 1, render_mode="rgb_array", worker_variables=variables)
+        drawing = thread.submit(start).result()
+        thread.submit(drawing.reset, [0]).result()
+        envs = VectorEnv(there, 1, 1)
+        envs.reset([0])
+        with pytest.raises(WorkerDied, match="during render"):
+            thread.submit(drawing.render).result()
+        _steps(envs, 1)
+        envs.close()
 
 
-def test_pictures_of_mujoco_are_those_of_this_machine(tmp_path: Path, drawing: dict[str, str], monkeypatch) -> None:
+def test_pictures_of_mujoco_are_those_of_this_machine(serve, drawing: dict[str, str], monkeypatch) -> None:
     for name, value in drawing.items():
         monkeypatch.setenv(name, value)
-    server = Served(tmp_path, "--env", "Reacher-v5")
+    server = serve("--env", "Reacher-v5")
     pictures = []
-    try:
-        there = server.description("Reacher-v5")
-        facts = inspect_env(there)
-        assert (facts.render_modes, facts.render_rate) == (
-            ("rgb_array",),
-            inspect_env(EnvDescription("Reacher-v5")).render_rate,
-        )
-        for description in (EnvDescription("Reacher-v5"), there):
-            envs = VectorEnv(description, 1, 1, render_mode="rgb_array")
-            try:
-                envs.reset([3])
-                frames = [envs.render()]
-                envs.step(np.ones((1, 2), np.float32))
-                pictures.append([*frames, envs.render()])
-            finally:
-                envs.close()
-    finally:
-        server.end()
+    there = server.description("Reacher-v5")
+    facts = inspect_env(there)
+    assert (facts.render_modes, facts.render_rate) == (
+        ("rgb_array",),
+        inspect_env(EnvDescription("Reacher-v5")).render_rate,
+    )
+    for description in (EnvDescription("Reacher-v5"), there):
+        with closing(VectorEnv(description, 1, 1, render_mode="rgb_array")) as envs:
+            envs.reset([3])
+            frames = [envs.render()]
+            envs.step(np.ones((1, 2), np.float32))
+            pictures.append([*frames, envs.render()])
     (first, second), remote = pictures
     assert not np.array_equal(first, second)
     assert np.array_equal(pictures[0], remote)
 
 
-def test_a_robot_is_not_drawn_because_it_would_move(tmp_path: Path) -> None:
+def test_a_robot_is_not_drawn_because_it_would_move(serve, tmp_path: Path) -> None:
     (tmp_path / "robot.py").write_text(
         ROBOT.replace("    def __init__(", "    metadata = {'render_modes': ['rgb_array']}\n\n    def __init__(", 1)
     )
-    server = Served(tmp_path, "--env", "robot.py:Robot", "--kwargs", f'{{"record": "{tmp_path / "record"}"}}')
-    try:
-        there = server.description("robot.py:Robot", max_episode_steps=5)
-        assert inspect_env(there).render_modes == ()
-        assert "cannot draw" in Video(there).refusal
-        with pytest.raises(ConfigError, match="draws no pictures"):
-            VectorEnv(there, 1, 1, render_mode="rgb_array")
-    finally:
-        server.end()
+    server = serve("--env", "robot.py:Robot", "--kwargs", f'{{"record": "{tmp_path / "record"}"}}')
+    there = server.description("robot.py:Robot", max_episode_steps=5)
+    assert inspect_env(there).render_modes == ()
+    assert "cannot draw" in Video(there).refusal
+    with pytest.raises(ConfigError, match="draws no pictures"):
+        VectorEnv(there, 1, 1, render_mode="rgb_array")
 
 
-def test_evaluations_use_the_only_robot(command, tmp_path: Path) -> None:
+def test_evaluations_use_the_only_robot(command, serve, tmp_path: Path) -> None:
     (tmp_path / "robot.py").write_text(ROBOT)
     record = Record(tmp_path / "record")
     kwargs = f'{{"record": "{record}"}}'
-    server = Served(tmp_path, "--env", "robot.py:Robot", "--kwargs", kwargs, "--instances", "1")
-    try:
-        ended = command(
-            "embodied.yaml",
-            "runner.max_steps=2",
-            "runner.val_check_interval=1",
-            "env.id=robot.py:Robot",
-            f"env.address={server.address}",
-            f"env.token_file={server.description('x').token_file}",
-            "env.num_envs=1",
-            "env.num_workers=1",
-            "env.max_episode_steps=10",
-            "env.rollout_steps=32",
-            "data.mini_batch_size=16",
-            "env.evaluation.episodes=1",
-            "runner.output_dir=robot",
-        )
-        assert ended.code == 0, ended.err
-        rows = read_metrics(Path("robot/metrics.jsonl"))
-        assert [row["env/failures"] for row in rows[1:]] == [0.0, 0.0]
-        assert [row["episode/invalid"] for row in rows[1:]] == [1.0, 1.0]  # the step after each evaluation
-        assert record.words().count("stop") >= 3  # before each change of the connection
-        # the server ends the robot after the run has closed the connection
-        until(lambda: record.words()[-2:] == ["stop", "close"])
-    finally:
-        server.end()
+    server = serve("--env", "robot.py:Robot", "--kwargs", kwargs, "--instances", "1")
+    ended = command(
+        "embodied.yaml",
+        "runner.max_steps=2",
+        "runner.val_check_interval=1",
+        "env.id=robot.py:Robot",
+        f"env.address={server.address}",
+        f"env.token_file={server.description('x').token_file}",
+        "env.num_envs=1",
+        "env.num_workers=1",
+        "env.max_episode_steps=10",
+        "env.rollout_steps=32",
+        "data.mini_batch_size=16",
+        "env.evaluation.episodes=1",
+        "runner.output_dir=robot",
+    )
+    assert ended.code == 0, ended.err
+    rows = read_metrics(Path("robot/metrics.jsonl"))
+    assert [row["env/failures"] for row in rows[1:]] == [0.0, 0.0]
+    assert [row["episode/invalid"] for row in rows[1:]] == [1.0, 1.0]  # the step after each evaluation
+    assert record.words().count("stop") >= 3  # before each change of the connection
+    # the server ends the robot after the run has closed the connection
+    until(lambda: record.words()[-2:] == ["stop", "close"])
 
 
 def _problem(description: EnvDescription) -> tuple[str, str, str]:
@@ -477,86 +444,75 @@ def test_garbage_is_refused_and_others_are_still_served(cartpole: Served) -> Non
     envs.close()
 
 
-def test_a_server_at_an_ipv6_address(tmp_path: Path) -> None:
+def test_a_server_at_an_ipv6_address(serve) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no IPv6")
-    server = Served(tmp_path, "--env", CARTPOLE, "--host", "::1")
-    try:
-        assert server.address == f"[::1]:{server.port}"
-        assert "not encrypted" not in server.log.read_text()
-        envs = VectorEnv(server.description(CARTPOLE), 1)
-        assert envs.reset([0]).shape == (1, 4)
-        envs.close()
-    finally:
-        assert server.end() == 0
+    server = serve("--env", CARTPOLE, "--host", "::1")
+    assert server.address == f"[::1]:{server.port}"
+    assert "not encrypted" not in server.log.read_text()
+    envs = VectorEnv(server.description(CARTPOLE), 1)
+    assert envs.reset([0]).shape == (1, 4)
+    envs.close()
+    assert server.end() == 0
     remote_workers._known.clear()
     key, message, hint = _problem(server.description(CARTPOLE))
     assert (key, "no environment server answers" in message) == ("env.address", True)
     assert f"--env CartPole-v1 --host ::1 --port {server.port} --token-file token" in hint
 
 
-def test_too_many_open_files_do_not_end_the_server(tmp_path: Path) -> None:
-    server = Served(tmp_path, "--env", CARTPOLE)
-    try:
-        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
-        used = max(int(name) for name in os.listdir(f"/proc/{server.pid}/fd")) + 1
-        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used, before[1]))
-        with socket.create_connection(("127.0.0.1", server.port)):
-            until(lambda: "cannot be accepted: [Errno 24]" in server.log.read_text())
-        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
-        assert inspect_env(server.description(CARTPOLE)).spaces.observation_size == 4
-    finally:
-        assert server.end() == 0
+def test_too_many_open_files_do_not_end_the_server(serve) -> None:
+    server = serve("--env", CARTPOLE)
+    before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir(f"/proc/{server.pid}/fd")) + 1
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used, before[1]))
+    with socket.create_connection(("127.0.0.1", server.port)):
+        until(lambda: "cannot be accepted: [Errno 24]" in server.log.read_text())
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+    assert inspect_env(server.description(CARTPOLE)).spaces.observation_size == 4
+    assert server.end() == 0
 
 
-def test_more_environments_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_environments_than_there_are(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_workers, "RECONNECT_S", 1.0)
-    server = Served(tmp_path, "--env", CARTPOLE, "--instances", "2")
+    server = serve("--env", CARTPOLE, "--instances", "2")
     description = server.description(CARTPOLE)
-    try:
-        with pytest.raises(ConfigError, match="3 environments in one connection; this server has 2"):
-            VectorEnv(description, 3)
-        code = (
-            "import sys, pickle; from rl_platform.envs.embodied.vector import VectorEnv\n"
-            f"envs = VectorEnv(pickle.loads({pickle.dumps(description)!r}), 2)\n"
-            "envs.reset([0, 1]); print('ready', flush=True); sys.stdin.read()"
-        )
-        other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert other.stdout.readline() == "ready\n"
-        with pytest.raises(Unreachable, match="2 of 2 environments are in use, 1 more were requested"):
-            VectorEnv(description, 1)
-        other.communicate()
-        envs = VectorEnv(description, 1)
-        envs.close()
-    finally:
-        server.end()
+    with pytest.raises(ConfigError, match="3 environments in one connection; this server has 2"):
+        VectorEnv(description, 3)
+    code = (
+        "import sys, pickle; from rl_platform.envs.embodied.vector import VectorEnv\n"
+        f"envs = VectorEnv(pickle.loads({pickle.dumps(description)!r}), 2)\n"
+        "envs.reset([0, 1]); print('ready', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "ready\n"
+    with pytest.raises(Unreachable, match="2 of 2 environments are in use, 1 more were requested"):
+        VectorEnv(description, 1)
+    other.communicate()
+    envs = VectorEnv(description, 1)
+    envs.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_that_returns_costs_episodes_and_not_the_run(tmp_path: Path, number: int) -> None:
-    server = Served(tmp_path, "--env", CARTPOLE)
-    envs = VectorEnv(server.description(CARTPOLE), 4, 2, restarts=4)
-    try:
+def test_a_server_that_returns_costs_episodes_and_not_the_run(serve, number: int) -> None:
+    server = serve("--env", CARTPOLE)
+    with closing(VectorEnv(server.description(CARTPOLE), 4, 2, restarts=4)) as envs:
         envs.reset([1, 2, 3, 4])
         for _ in range(3):
             assert not envs.step(np.zeros(4, np.int64)).invalid.any()
         server.end(number)
-        server = Served(tmp_path, "--env", CARTPOLE, port=server.port)
+        server = serve("--env", CARTPOLE, port=server.port)
         results = [envs.step(np.zeros(4, np.int64)) for _ in range(3)]
         assert sum(result.failures for result in results) == 2  # one for each connection
         assert results[0].invalid.all()
         assert not results[2].invalid.any()
         assert np.isfinite([result.observations for result in results]).all()
-    finally:
-        envs.close()
-        server.end()
 
 
-def test_a_server_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_away_ends_the_run(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_workers, "RECONNECT_S", 1.0)
-    server = Served(tmp_path, "--env", CARTPOLE)
+    server = serve("--env", CARTPOLE)
     envs = VectorEnv(server.description(CARTPOLE), 2, restarts=4)
     envs.reset([1, 2])
     server.end()
@@ -567,8 +523,8 @@ def test_a_server_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pyte
         inspect_env(server.description(CARTPOLE))
 
 
-def test_without_restarts_the_lost_connection_is_the_error(tmp_path: Path) -> None:
-    server = Served(tmp_path, "--env", CARTPOLE)
+def test_without_restarts_the_lost_connection_is_the_error(serve) -> None:
+    server = serve("--env", CARTPOLE)
     envs = VectorEnv(server.description(CARTPOLE), 2)
     envs.reset([1, 2])
     server.end()
@@ -648,13 +604,12 @@ def test_answers_of_a_wrong_server_do_not_reach_the_learner(
     assert time.monotonic() - began < 10
 
 
-def test_an_environment_that_raises_is_replaced_on_its_server(tmp_path: Path) -> None:
+def test_an_environment_that_raises_is_replaced_on_its_server(serve, tmp_path: Path) -> None:
     (tmp_path / "robot.py").write_text(ROBOT)
     record = Record(tmp_path / "record")
     kwargs = f'{{"record": "{record}", "raises_at": 3}}'
-    server = Served(tmp_path, "--env", "robot.py:Robot", "--kwargs", kwargs)
-    envs = VectorEnv(server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=1)
-    try:
+    server = serve("--env", "robot.py:Robot", "--kwargs", kwargs)
+    with closing(VectorEnv(server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=1)) as envs:
         envs.reset([0])
         results = [envs.step(np.zeros((1, 1), np.float32)) for _ in range(4)]
         assert [result.failures for result in results] == [0, 0, 1, 0]
@@ -663,9 +618,6 @@ def test_an_environment_that_raises_is_replaced_on_its_server(tmp_path: Path) ->
         assert words[words.index("stop") - 1 : words.index("stop") + 2] == ["step", "stop", "close"]
         with pytest.raises(WorkerError, match="the arm is not plugged in"):
             _steps(envs, (1, 1), np.float32)
-    finally:
-        envs.close()
-        server.end()
 
 
 def test_a_server_whose_tasks_have_other_bounds_of_actions_does_not_start(cartpole: Served, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -60,32 +61,27 @@ def test_the_scripted_expert_picks_the_cube(script: Callable[[Path], ModuleType]
     assert example.record("maniskill_pick.hdf5", task, 4, task.noise, 1) >= 0.75
 
 
-def test_a_seed_determines_the_episode_which_ends_by_the_limit_of_the_task() -> None:
-    first, second = (VectorEnv(described(), 2, workers) for workers in (1, 2))
-    try:
-        starts = [envs.reset([5, 6]) for envs in (first, first, second)]
-        assert starts[0].shape == (2, 35)
-        assert np.array_equal(starts[0], starts[1])
-        assert np.array_equal(starts[0], starts[2])
-        assert not np.array_equal(starts[0][0], starts[0][1])
-        draw = np.random.default_rng(0)
-        for step in range(50):
-            actions = draw.uniform(-0.1, 0.1, (2, 4)).astype(np.float32)
-            results = [envs.step(actions) for envs in (first, second)]
-            assert np.array_equal(results[0].observations, results[1].observations)
-            assert results[0].ended.all() == (step == 49)
-        assert [(episode.length, episode.terminated) for episode in results[0].episodes] == [(50, False)] * 2
-        assert all(episode.success is not None and not episode.success.once for episode in results[0].episodes)
-        states = first.state_dict()["envs"]
-        assert [pickle.loads(state)[0] for state in states] == [None, None], "a resumed run begins new episodes"
-    finally:
-        first.close()
-        second.close()
+def test_a_seed_determines_the_episode_which_ends_by_the_limit_of_the_task(closes) -> None:
+    first, second = (closes(VectorEnv(described(), 2, workers)) for workers in (1, 2))
+    starts = [envs.reset([5, 6]) for envs in (first, first, second)]
+    assert starts[0].shape == (2, 35)
+    assert np.array_equal(starts[0], starts[1])
+    assert np.array_equal(starts[0], starts[2])
+    assert not np.array_equal(starts[0][0], starts[0][1])
+    draw = np.random.default_rng(0)
+    for step in range(50):
+        actions = draw.uniform(-0.1, 0.1, (2, 4)).astype(np.float32)
+        results = [envs.step(actions) for envs in (first, second)]
+        assert np.array_equal(results[0].observations, results[1].observations)
+        assert results[0].ended.all() == (step == 49)
+    assert [(episode.length, episode.terminated) for episode in results[0].episodes] == [(50, False)] * 2
+    assert all(episode.success is not None and not episode.success.once for episode in results[0].episodes)
+    states = first.state_dict()["envs"]
+    assert [pickle.loads(state)[0] for state in states] == [None, None], "a resumed run begins new episodes"
 
 
 def test_images_and_the_state_of_the_robot() -> None:
-    envs = VectorEnv(described(observations="rgb", size=32), 1, 1)
-    try:
+    with closing(VectorEnv(described(observations="rgb", size=32), 1, 1)) as envs:
         assert [(part.name, part.shape, part.image) for part in envs.spaces.parts] == [
             ("state", (25,), False),
             ("rgb", (32, 32, 3), True),
@@ -96,8 +92,6 @@ def test_images_and_the_state_of_the_robot() -> None:
         assert image.std() > 10, "a picture"
         moved = envs.step(np.full((1, 4), 0.5, np.float32)).observations
         assert not np.array_equal(moved[0, 25:], first[0, 25:])
-    finally:
-        envs.close()
 
 
 def test_the_shipped_config_trains_and_resumes(command, folder: Path) -> None:

@@ -6,6 +6,7 @@ Skipped unless the variable PLAYGROUND_PYTHON names an interpreter with `playgro
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,7 @@ def described(**kwargs: object) -> EnvDescription:
 
 def test_a_seed_determines_the_episode_and_a_saved_state_continues() -> None:
     task = described(task="CartpoleBalance")
-    first, second = VectorEnv(task, 3, 1), VectorEnv(task, 3, 1)
-    try:
+    with closing(VectorEnv(task, 3, 1)) as first, closing(VectorEnv(task, 3, 1)) as second:
         starts = [envs.reset(seeds) for envs, seeds in ((first, [5, 6, 7]), (second, [5, 8, 7]))]
         assert starts[0].shape == (3, 5)
         assert np.array_equal(starts[0][[0, 2]], starts[1][[0, 2]])
@@ -45,9 +45,6 @@ def test_a_seed_determines_the_episode_and_a_saved_state_continues() -> None:
             results = [envs.step(actions) for envs in (first, second)]
             for name in ("observations", "rewards", "truncated"):
                 assert np.array_equal(*(getattr(result, name) for result in results)), name
-    finally:
-        first.close()
-        second.close()
 
 
 def test_unknown_names_are_refused() -> None:

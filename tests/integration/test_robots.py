@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
@@ -119,12 +120,9 @@ def test_the_task_of_the_shipped_config_is_built(name: str, size: int, actions: 
 
 def test_a_pose_that_is_drawn_again_is_not_reported(capfd: pytest.CaptureFixture[str]) -> None:
     """Inverse kinematics misses the first pose of seeds 61, 62 and 64."""
-    envs = VectorEnv(EnvDescription.of(load_config(CONFIGS / "dm_reach.yaml").config.env), 1, 1)
-    try:
+    with closing(VectorEnv(EnvDescription.of(load_config(CONFIGS / "dm_reach.yaml").config.env), 1, 1)) as envs:
         for seed in (61, 62, 64):
             envs.reset([seed])
-    finally:
-        envs.close()
     assert "Failed to converge" not in capfd.readouterr().err
 
 
@@ -148,11 +146,8 @@ def test_ten_tasks_have_their_number_in_the_observation_and_two_in_a_run_metrics
     command, folder: Path
 ) -> None:
     env = load_config(CONFIGS / "metaworld_mt10.yaml").config.env
-    envs = VectorEnv(EnvDescription.of(env), len(env.tasks), 1)
-    try:
+    with closing(VectorEnv(EnvDescription.of(env), len(env.tasks), 1)) as envs:
         observations = envs.reset(range(len(env.tasks)))
-    finally:
-        envs.close()
     assert np.array_equal(observations[:, -len(env.tasks) :], np.eye(len(env.tasks)))
 
     tasks = [task.model_dump() for task in env.tasks[::9]]
@@ -171,8 +166,7 @@ def test_ten_tasks_have_their_number_in_the_observation_and_two_in_a_run_metrics
 def test_a_seed_determines_the_episode_and_a_saved_state_continues(task: str) -> None:
     description, width, actions, most = TASKS[task]
     here = EnvDescription(description.id, description.kwargs, python=NAME)
-    first, second = VectorEnv(here, 2, 1), VectorEnv(here, 2, 2)
-    try:
+    with closing(VectorEnv(here, 2, 1)) as first, closing(VectorEnv(here, 2, 2)) as second:
         starts = [envs.reset([5, 6]) for envs in (first, first, second)]
         assert starts[0].shape == (2, width)
         assert np.array_equal(starts[0], starts[1])
@@ -194,38 +188,31 @@ def test_a_seed_determines_the_episode_and_a_saved_state_continues(task: str) ->
             results = [envs.step(given) for envs in (first, second)]
             for name in ("observations", "rewards", "truncated"):
                 assert np.array_equal(*(getattr(result, name) for result in results)), name
-    finally:
-        first.close()
-        second.close()
 
 
-def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str]) -> None:
+def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str], closes) -> None:
     lift = TASKS["robosuite Lift"][0]
     seen = {"cameras": ["agentview", "robot0_eye_in_hand"], "size": 32, "observations": ["robot0_proprio-state"]}
     alone = {"cameras": ["agentview"], "size": 32, "observations": []}
     variables = drawing | {"CUDA_VISIBLE_DEVICES": ""}  # as of a worker without a GPU
     both, one = (
-        VectorEnv(EnvDescription(lift.id, lift.kwargs | more, python=NAME), 1, 1, worker_variables=variables)
+        closes(VectorEnv(EnvDescription(lift.id, lift.kwargs | more, python=NAME), 1, 1, worker_variables=variables))
         for more in (seen, alone)
     )
-    try:
-        assert [(part.name, part.shape, part.image) for part in both.spaces.parts] == [
-            ("agentview", (32, 32, 3), True),
-            ("robot0_eye_in_hand", (32, 32, 3), True),
-            ("state", (50,), False),
-        ]
-        assert one.spaces.images
-        first, image = both.reset([3]), one.reset([3])
-        assert np.array_equal(first, both.reset([3]))
-        assert image.dtype == np.uint8
-        assert np.array_equal(first[0, : image.size], image.ravel().astype(np.float32) * np.float32(1 / 255))
-        assert image.reshape(32, 32, 3).std() > 10, "a picture"
-        moved = both.step(np.ones((1, 7), np.float32)).observations
-        for part in np.split(np.arange(first.size), [image.size, 2 * image.size]):
-            assert not np.array_equal(first[0, part], moved[0, part])
-    finally:
-        both.close()
-        one.close()
+    assert [(part.name, part.shape, part.image) for part in both.spaces.parts] == [
+        ("agentview", (32, 32, 3), True),
+        ("robot0_eye_in_hand", (32, 32, 3), True),
+        ("state", (50,), False),
+    ]
+    assert one.spaces.images
+    first, image = both.reset([3]), one.reset([3])
+    assert np.array_equal(first, both.reset([3]))
+    assert image.dtype == np.uint8
+    assert np.array_equal(first[0, : image.size], image.ravel().astype(np.float32) * np.float32(1 / 255))
+    assert image.reshape(32, 32, 3).std() > 10, "a picture"
+    moved = both.step(np.ones((1, 7), np.float32)).observations
+    for part in np.split(np.arange(first.size), [image.size, 2 * image.size]):
+        assert not np.array_equal(first[0, part], moved[0, part])
 
 
 @pytest.mark.parametrize(
@@ -298,12 +285,9 @@ def test_an_episode_of_each_suite_ends_by_its_limit() -> None:
     for task, steps in limits.items():
         description, _, actions, _ = TASKS[task]
         kwargs = description.kwargs | ({"horizon": steps} if "robosuite" in task else {})
-        envs = VectorEnv(EnvDescription(description.id, kwargs, python=NAME), 1, 1)
-        try:
+        with closing(VectorEnv(EnvDescription(description.id, kwargs, python=NAME), 1, 1)) as envs:
             envs.reset([0])
             results = [envs.step(np.zeros((1, actions))) for _ in range(steps)]
-        finally:
-            envs.close()
         assert [bool(result.truncated[0]) for result in results] == [False] * (steps - 1) + [True], task
         (episode,) = results[-1].episodes
         assert (episode.length, episode.terminated) == (steps, False)

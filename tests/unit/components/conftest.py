@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +49,18 @@ def reasoning(tmp_path: Path) -> Callable[..., Config]:
 
 @pytest.fixture
 def language_reward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning
-) -> Iterator[Callable[..., LanguageReward]]:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning, closes
+) -> Callable[..., LanguageReward]:
     """`language_reward("mine", SOURCE, type="mine:score")`: a reward whose processes can import the module `mine`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    built: list[LanguageReward] = []
 
     def build(module: str, source: str, **section: Any) -> LanguageReward:
         (tmp_path / f"{module}.py").write_text(source)
-        built.append(LanguageReward(context("reward"), reasoning(reward=section)))
-        return built[-1]
+        return closes(LanguageReward(context("reward"), reasoning(reward=section)))
 
-    yield build
-    for component in built:
-        component.close()
+    return build
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,12 +77,9 @@ def config(algorithm: dict[str, Any] | None = None, num_actions: int = 2, **env:
 
 def collect(settings: Config) -> SimpleNamespace:
     policy = CountsActions(settings.actor.model.num_action_chunks)
-    environment = Environment(context("env"), settings)
-    try:
+    with closing(Environment(context("env"), settings)) as environment:
         batch, metrics = environment.collect(0, RemotePolicy(policy, policy))
         return SimpleNamespace(batch=batch, metrics=metrics, asked=policy.asked, state=environment.state_dict())
-    finally:
-        environment.close()
 
 
 ACTIONS = {"reward_type": "action_level", "logprob_type": "action_level"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +187,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def generated(folder: Path, context, reasoning) -> Iterator[Callable[..., Any]]:
+def generated(folder: Path, context, reasoning, closes) -> Callable[..., Any]:
     """generated(scripts, tools=[...]): one trajectory for each script, a list of responses or a key and such a list."""
-    ranks: list[LanguageRollout] = []
 
     def build(
         scripts: list[list[str]], longest: int = 800, answers: Sequence[str] = "012345", **agent: Any
@@ -209,16 +208,13 @@ def generated(folder: Path, context, reasoning) -> Iterator[Callable[..., Any]]:
             actor={"model": model},
             data={"max_prompt_length": 1200, "max_response_length": longest, "use_chat_template": chat},
         )
-        rank = LanguageRollout(context("rollout"), config)
-        ranks.append(rank)
+        rank = closes(LanguageRollout(context("rollout"), config))
         rank.receive(LanguageActor(context(), config).publish(7))
         found: list[Trajectory] = []
         rank.generate(prompts, 1, config.rollout.sampling, "train", 4, Sink(found))
         return sorted(found, key=lambda trajectory: trajectory.prompt.index)
 
-    yield build
-    for rank in ranks:
-        rank.close()
+    return build
 
 
 def tools(*names: str, **options: Any) -> dict[str, Any]:

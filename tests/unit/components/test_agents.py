@@ -6,7 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +111,10 @@ class Sink:
 
 
 @pytest.fixture
-def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning) -> Iterator[Callable[..., Any]]:
+def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning, closes) -> Callable[..., Any]:
     """generated("two_turns"): trajectories of `PROMPTS`, two of each, in the order of prompts and samples."""
     (tmp_path / "my_agents.py").write_text(AGENTS)
     monkeypatch.syspath_prepend(tmp_path)
-    ranks: list[LanguageRollout] = []
 
     def build(
         agent: str, sink: Sink | None = None, longest: int = 20, deterministic: bool = False, **options: Any
@@ -129,16 +128,13 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasonin
         }
         config = reasoning(rollout=section, data=data, runner={"deterministic": deterministic})
         weights = LanguageActor(context(), config).publish(7)
-        rank = LanguageRollout(context("rollout", 0, 1), config)
-        ranks.append(rank)
+        rank = closes(LanguageRollout(context("rollout", 0, 1), config))
         rank.receive(weights)
         sink = sink or Sink()
         rank.generate(PROMPTS, 2, config.rollout.sampling, "train", 4, sink)
         return sorted(sink.found, key=lambda trajectory: (trajectory.prompt.index, trajectory.sample))
 
-    yield build
-    for rank in ranks:
-        rank.close()
+    return build
 
 
 def observed_text(trajectory: Trajectory) -> str:

@@ -56,11 +56,10 @@ def engine(tmp_path: Path) -> Engine:
 
 
 @pytest.fixture
-def build(tmp_path: Path, context, reasoning, engine: Engine, monkeypatch: pytest.MonkeyPatch):
+def build(tmp_path: Path, context, reasoning, engine: Engine, monkeypatch: pytest.MonkeyPatch, closes):
     """build("sglang"): a component whose reward model that server computes."""
     monkeypatch.setattr(http_scorer, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setenv("CLASSIFIER_KEY", SECRET)
-    built: list[LanguageReward] = []
     with post_server(engine.answer) as url:
 
         def build(server: str, **options: object) -> LanguageReward:
@@ -68,12 +67,9 @@ def build(tmp_path: Path, context, reasoning, engine: Engine, monkeypatch: pytes
             reward = {"type": "model", "max_batch_size": 4, "retries": 1, "num_workers": 1, "model": section}
             data = {"mini_batch_size": 4, "max_prompt_length": 8, "max_response_length": 8}
             texts = {"system_prompt": "Be brief.", "prompt_template": "Q: {question}"}
-            built.append(LanguageReward(context("reward"), reasoning(reward=reward, data=data | texts)))
-            return built[-1]
+            return closes(LanguageReward(context("reward"), reasoning(reward=reward, data=data | texts)))
 
         yield build
-        for component in built:
-            component.close()
 
 
 def trajectories(*texts: str) -> list[Trajectory]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,10 @@ def none_works(conversation, metadata):
 
 
 @pytest.fixture
-def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning) -> Iterator[Callable[..., Any]]:
+def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning, closes) -> Callable[..., Any]:
     """generated("always"): trajectories of `PROMPTS`, two of each; all options of `rollout` can be given."""
     (tmp_path / "my_tools.py").write_text(TOOL)
     monkeypatch.syspath_prepend(tmp_path)
-    ranks: list[LanguageRollout] = []
 
     def build(tool: str, world_size: int = 1, longest: int = 20, turn: int = 2, **options: Any) -> list[Trajectory]:
         turns = {"tool": f"my_tools:{tool}", "max_turns": 3, "max_observation_tokens": 8, "num_workers": 1} | options
@@ -70,15 +69,13 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasonin
         config = reasoning(rollout=section, data=data)
         weights = LanguageActor(context(), config).publish(7)
         found: list[Trajectory] = []
-        for rank in range(world_size):
-            ranks.append(LanguageRollout(context("rollout", rank, world_size), config))
-            ranks[-1].receive(weights)
-            ranks[-1].generate(PROMPTS, 2, config.rollout.sampling, "train", 4, Sink(found))
+        for number in range(world_size):
+            rank = closes(LanguageRollout(context("rollout", number, world_size), config))
+            rank.receive(weights)
+            rank.generate(PROMPTS, 2, config.rollout.sampling, "train", 4, Sink(found))
         return sorted(found, key=lambda trajectory: (trajectory.prompt.index, trajectory.sample))
 
-    yield build
-    for rank in ranks:
-        rank.close()
+    return build
 
 
 class Sink:

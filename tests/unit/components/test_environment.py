@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from stand_ins import Placed, context, embodied_config
+from stand_ins import DirectRollout, Placed, context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks.all_envs import Order, Peers
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_rollout import LocalPolicy, Observations, PolicyRollout, RemotePolicy
+from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.pictures.video import RecordedEpisode, shown_episodes
@@ -86,30 +88,20 @@ def config(**env) -> Config:
     return embodied_config(settings, {"hidden_sizes": [8]}, {"gamma": 0.9})
 
 
-class AlwaysChooses:
-    """A policy behind the channel interface, without a thread."""
+def always(choice: int) -> DirectRollout:
+    """A policy that chooses nothing else."""
 
-    def __init__(self, choice: int) -> None:
-        self.choice = choice
-        self.asked: list[Observations] = []
+    def act(observations: Observations) -> Actions:
+        count = len(observations.array)
+        return Actions(np.full(count, choice), np.full(count, -0.5, np.float32))
 
-    def put(self, observations: Observations) -> None:
-        self.asked.append(observations)
-
-    def get(self):
-        from rl_platform.components.policy_rollout import Actions
-
-        count = len(self.asked[-1].array)
-        return Actions(np.full(count, self.choice), np.full(count, -0.5, np.float32))
+    return DirectRollout(SimpleNamespace(act=act))
 
 
 def collect(choice: int, **env):
-    policy = AlwaysChooses(choice)
-    environment = Environment(context("env"), config(**env))
-    try:
+    policy = always(choice)
+    with closing(Environment(context("env"), config(**env))) as environment:
         return *environment.collect(0, RemotePolicy(policy, policy)), policy
-    finally:
-        environment.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -137,65 +129,50 @@ def test_terminated_episodes_are_worth_nothing_after_their_end():
     assert metrics["episode/length"] == 3.0
 
 
-def test_the_return_is_known_between_the_ends_of_episodes_and_after_a_restart():
-    policy = AlwaysChooses(1)
-    first, second = (Environment(context("env"), config(rollout_steps=1)) for _ in range(2))
-    try:
-        metrics = [first.collect(step, RemotePolicy(policy, policy))[1] for step in range(4)]
-        assert [found["episode/count"] > 0 for found in metrics] == [False, False, True, False]
-        assert [found.get("episode/return") for found in metrics] == [None, None, 6.0, 6.0]
-        second.load_state_dict(first.state_dict())
-        assert second.collect(4, RemotePolicy(policy, policy))[1]["episode/return"] == 6.0
-    finally:
-        first.close()
-        second.close()
+def test_the_return_is_known_between_the_ends_of_episodes_and_after_a_restart(closes):
+    policy = always(1)
+    first, second = (closes(Environment(context("env"), config(rollout_steps=1))) for _ in range(2))
+    metrics = [first.collect(step, RemotePolicy(policy, policy))[1] for step in range(4)]
+    assert [found["episode/count"] > 0 for found in metrics] == [False, False, True, False]
+    assert [found.get("episode/return") for found in metrics] == [None, None, 6.0, 6.0]
+    second.load_state_dict(first.state_dict())
+    assert second.collect(4, RemotePolicy(policy, policy))[1]["episode/return"] == 6.0
 
 
-def test_the_policy_sees_the_new_episodes_of_environments_that_cannot_be_saved():
-    policy, settings = AlwaysChooses(0), config(rollout_steps=2, kwargs={"saveable": False})
-    first, second = (Environment(context("env"), settings) for _ in range(2))
-    try:
-        first.collect(0, RemotePolicy(policy, policy))
-        second.load_state_dict(first.state_dict())
-        policy.asked.clear()
-        second.collect(1, RemotePolicy(policy, policy))
-        assert policy.asked[0].array.tolist() == [[1.0, 7.0]] * 2
-    finally:
-        first.close()
-        second.close()
+def test_the_policy_sees_the_new_episodes_of_environments_that_cannot_be_saved(closes):
+    policy, settings = always(0), config(rollout_steps=2, kwargs={"saveable": False})
+    first, second = (closes(Environment(context("env"), settings)) for _ in range(2))
+    first.collect(0, RemotePolicy(policy, policy))
+    second.load_state_dict(first.state_dict())
+    policy.asked.clear()
+    second.collect(1, RemotePolicy(policy, policy))
+    assert policy.asked[0].array.tolist() == [[1.0, 7.0]] * 2
 
 
-def test_new_episodes_after_a_restart_begin_without_memory_and_returns_of_others():
+def test_new_episodes_after_a_restart_begin_without_memory_and_returns_of_others(closes):
     """Also where the first observation equals the last one that was saved."""
     settings = embodied_config(
         {"id": ENV_ID, "num_envs": 2, "rollout_steps": 6, "kwargs": {"saveable": False}, "normalize_rewards": True},
         {"hidden_sizes": [8], "type": "gru", "recurrent_size": 4},
         {"gamma": 0.9},
     )
-    first, second = (Environment(context("env"), settings) for _ in range(2))
-    try:
-        assert first.memory is not None
-        assert second.memory is not None
-        assert second.reward_normalizer is not None
-        first.memory.array[:] = 3.0
-        state = first.state_dict()
-        state["reward_normalizer"]["returns"] = [5.0, 5.0]
-        second.load_state_dict(state)
-        assert not second.memory.array.any()
-        assert second.reward_normalizer.state_dict()["returns"] == [0.0, 0.0]
-    finally:
-        first.close()
-        second.close()
+    first, second = (closes(Environment(context("env"), settings)) for _ in range(2))
+    assert first.memory is not None
+    assert second.memory is not None
+    assert second.reward_normalizer is not None
+    first.memory.array[:] = 3.0
+    state = first.state_dict()
+    state["reward_normalizer"]["returns"] = [5.0, 5.0]
+    second.load_state_dict(state)
+    assert not second.memory.array.any()
+    assert second.reward_normalizer.state_dict()["returns"] == [0.0, 0.0]
 
 
 def test_new_episodes_of_other_ranks_are_seen_too():
-    policy, settings = AlwaysChooses(0), config(rollout_steps=2, kwargs={"saveable": False})
-    first = Environment(context("env"), settings)
-    try:
+    policy, settings = always(0), config(rollout_steps=2, kwargs={"saveable": False})
+    with closing(Environment(context("env"), settings)) as first:
         first.collect(0, RemotePolicy(policy, policy))
         state = first.state_dict()
-    finally:
-        first.close()
     assert state["observations"].tolist() == [[3.0, 7.0]] * 2
     with LocalRuntime(Placed.of([("env", 0)], [("env", 1)]), 60.0, 3) as runtime:
         env = runtime.start({"env": ComponentSpec(Environment, {"config": settings})})["env"]
@@ -207,10 +184,12 @@ def test_success_rates_of_the_last_episodes_survive_a_restart():
     metrics = collect(choice=0, kwargs={"succeed_at": 2})[1]
     assert (metrics["env/success_once"], metrics["env/success_at_end"]) == (1.0, 0.0)
     assert "env/success_once" not in collect(choice=0)[1]
-    policy = AlwaysChooses(0)
+    policy = always(0)
     settings = config(rollout_steps=1, kwargs={"succeed_at": 5})
-    first, second = Environment(context("env"), settings), Environment(context("env"), settings)
-    try:
+    with (
+        closing(Environment(context("env"), settings)) as first,
+        closing(Environment(context("env"), settings)) as second,
+    ):
         for step in range(5):
             metrics = first.collect(step, RemotePolicy(policy, policy))[1]
             assert ("env/success_once" in metrics) == (step == 4)
@@ -219,24 +198,18 @@ def test_success_rates_of_the_last_episodes_survive_a_restart():
         assert (metrics["env/success_once"], metrics["env/success_at_end"]) == (1.0, 1.0)
         found = first.evaluate(0, None, False, True, RemotePolicy(policy, policy))
         assert found.successes == [Success(once=True, at_end=True)] * 10
-    finally:
-        first.close()
-        second.close()
 
 
 def test_the_processes_of_a_backend_step_the_next_evaluation_too(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_BACKEND)
     env = {"backend": f"{tmp_path / 'own.py'}:Own", "max_episode_steps": 3, "num_envs": 2, "num_workers": 1}
     settings = embodied_config(env | {"rollout_steps": 7, "evaluation": {"episodes": 3}}, {"hidden_sizes": [8]}, {})
-    policy, pids = AlwaysChooses(0), []
-    environment = Environment(context("env"), settings)
-    try:
+    policy, pids = always(0), []
+    with closing(Environment(context("env"), settings)) as environment:
         for step in range(2):
             found = environment.evaluate(step, None, False, True, RemotePolicy(policy, policy))
             assert found.returns == [6.0] * 3
             pids.append(environment.evaluation.envs.worker_pids)
-    finally:
-        environment.close()
     assert pids[0] == pids[1]
 
 
@@ -386,14 +359,11 @@ def test_values_of_a_drawn_episode_are_those_of_the_actor(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("rl_platform.envs.embodied.pictures.video.Video", Screen)
     monkeypatch.setattr("rl_platform.envs.embodied.pictures.video.play", play_without_pictures)
-    env = Environment(context("env"), settings)
-    try:
+    with closing(Environment(context("env"), settings)) as env:
         actor = EmbodiedActor(context(), settings, env.envs.spaces)
         rollout = PolicyRollout(context("rollout"), settings, env.envs.spaces)
         rollout.receive(actor.publish(0))
         env.evaluate(0, "evaluation.mp4", True, True, LocalPolicy(rollout))
-    finally:
-        env.close()
     observations = env.normalized(np.array([[1, 7], [2, 7], [3, 7]], np.float32))
     with torch.no_grad():
         expected = actor.engine.model.model(torch.from_numpy(observations))[1]
@@ -409,7 +379,7 @@ def test_an_environment_that_takes_no_render_mode_gives_no_video(tmp_path: Path)
 
     gymnasium.register("tests/Painted-v0", Painted, max_episode_steps=5)
     environment = Environment(context("env"), config(id="tests/Painted-v0", evaluation={"episodes": 2}))
-    policy = AlwaysChooses(1)
+    policy = always(1)
     try:
         for _ in range(2):
             found = environment.evaluate(0, str(tmp_path / "a.mp4"), True, True, RemotePolicy(policy, policy))

@@ -16,19 +16,15 @@ from rl_platform.runtime.channel import Channel
 
 
 @pytest.fixture
-def build(tmp_path: Path, context, reasoning):
+def build(tmp_path: Path, context, reasoning, closes):
     make_classifier(tmp_path / "model", positions=48)
-    built: list[LanguageReward] = []
 
     def build(batch_size: int = 4, **data: object) -> LanguageReward:
         section = {"type": "model", "max_batch_size": batch_size, "model": {"path": str(tmp_path / "model")}}
         sizes = {"mini_batch_size": 4, "max_prompt_length": 8, "max_response_length": 8}
-        built.append(LanguageReward(context("reward"), reasoning(reward=section, data=sizes | data)))
-        return built[-1]
+        return closes(LanguageReward(context("reward"), reasoning(reward=section, data=sizes | data)))
 
-    yield build
-    for component in built:
-        component.close()
+    return build
 
 
 def trajectory(text: str, index: int = 0) -> Trajectory:

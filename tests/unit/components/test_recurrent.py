@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,21 +74,15 @@ class World:
         self.answers = DirectRollout(rollout)
         self.policy = RemotePolicy(self.answers, self.answers)
 
+        self.close = self.environment.close
+
     def collect(self, step: int) -> RolloutBatch:
         return self.environment.collect(step, self.policy)[0]
 
 
 @pytest.fixture
-def world():
-    made: list[World] = []
-
-    def build(settings: Config) -> World:
-        made.append(World(settings))
-        return made[-1]
-
-    yield build
-    for each in made:
-        each.environment.close()
+def world(closes) -> Callable[[Config], World]:
+    return lambda settings: closes(World(settings))
 
 
 @pytest.mark.parametrize("length", [None, 1, 8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import cloudpickle
@@ -80,11 +81,9 @@ def environment(rank: int = 0, ranks: int = 1, algorithm=None, model=None, **env
 def collect(
     actions: list[list[int]], hidden: bool = False, num_actions: int = 1, **options
 ) -> tuple[RolloutBatch, dict]:
-    whole, policy = environment(**options), Plays(actions, num_actions, hidden)
-    try:
+    policy = Plays(actions, num_actions, hidden)
+    with closing(environment(**options)) as whole:
         return whole.collect(0, RemotePolicy(policy, policy))
-    finally:
-        whole.close()
 
 
 # two rounds of four steps; an environment that chooses 0 rests to the end of the round
@@ -115,11 +114,9 @@ def test_a_row_is_one_episode_and_the_environment_rests_after_its_end():
 
 
 def test_environments_of_a_group_begin_alike_and_each_group_and_round_differently():
-    whole, policy = environment(), Plays([row * 2 for row in ACTIONS])
-    try:
+    policy = Plays([row * 2 for row in ACTIONS])
+    with closing(environment()) as whole:
         batches = [whole.collect(step, RemotePolicy(policy, policy))[0] for step in range(2)]
-    finally:
-        whole.close()
     tickets = torch.cat([batch.inputs["observations"][:, 0, 0] for batch in batches])
     # rows: environment by environment, two rounds each; environments 0 and 2 are a group, and so are 1 and 3
     assert batches[0].group_ids.tolist() == [0, 2, 1, 3, 0, 2, 1, 3]
@@ -202,10 +199,8 @@ def test_a_stage_whose_environments_all_rest_is_not_asked(stages: int):
             return Actions(self.actions[rows, position], np.full(2, -0.5, np.float32))
 
     actions = [[1, 0, 9, 9], [0, 9, 9, 9], [2, 2, 2, 2], [2, 0, 9, 9]]
-    whole, policy = environment(rollout_steps=4, pipeline_stages=stages), Staged(actions)
-    try:
+    policy = Staged(actions)
+    with closing(environment(rollout_steps=4, pipeline_stages=stages)) as whole:
         batch, _ = whole.collect(0, RemotePolicy(policy, policy))
-    finally:
-        whole.close()
     assert batch.rewards.sum(dim=1).tolist() == [1, 0, 8, 2]
     assert [observations.draw[2:] for observations in policy.asked] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1), (3, 1)]

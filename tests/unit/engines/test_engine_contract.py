@@ -362,31 +362,28 @@ def test_an_architecture_that_sglang_has_not(shared: ModuleType, tmp_path: Path)
 
 
 @needs_sglang
-def test_experts_reach_sglang_and_it_reports_those_that_it_selects(shared: ModuleType, tmp_path: Path) -> None:
+def test_experts_reach_sglang_and_it_reports_those_that_it_selects(shared: ModuleType, tmp_path: Path, closes) -> None:
     """The second time most of a prompt's routes come from the prefix cache. All equal those of the torch engine."""
     network = tiny_families.tiny("qwen3_moe", norm_topk_prob=True)
     weights = Weights(0, shared.state_of(copy.deepcopy(network)))
     description = network.config.to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
     setup = replace(setup_for(network.config), model_config=description, reports_routes=True)
-    engine = SGLangEngine("rollout[0]", setup, (shared.NEVER,), ENGINE_ENV, tmp_path / "engine.log")
+    engine = closes(SGLangEngine("rollout[0]", setup, (shared.NEVER,), ENGINE_ENV, tmp_path / "engine.log"))
     alike = TorchRolloutEngine(network.config, (shared.NEVER,), RUNNING, torch.device("cpu"), records_routes=True)
-    try:
-        engine.receive(weights)
-        alike.receive(weights)
-        for _ in range(2):
-            for index, completion in shared.answers(engine, shared.prompts(shared=6), SamplingParams(8)).items():
-                request = shared.prompts(shared=6)[index]
-                expected = shared.teacher_forced(copy.deepcopy(network), request, completion)
-                torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
-                going_on = replace(request, index=0, token_ids=request.token_ids + completion.token_ids)
-                routes = shared.answers(alike, [going_on], SamplingParams(1))[0].routes[:-1]
-                assert torch.equal(completion.routes.sort().values, routes.sort().values)
-        requests = shared.prompts((4,) * 64)
-        for completion in while_it_generates(engine, requests, LONG, engine.abort, again=True):
-            if completion.token_ids:
-                assert len(completion.routes) == 4 + len(completion.token_ids) - 1
-    finally:
-        engine.close()
+    engine.receive(weights)
+    alike.receive(weights)
+    for _ in range(2):
+        for index, completion in shared.answers(engine, shared.prompts(shared=6), SamplingParams(8)).items():
+            request = shared.prompts(shared=6)[index]
+            expected = shared.teacher_forced(copy.deepcopy(network), request, completion)
+            torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
+            going_on = replace(request, index=0, token_ids=request.token_ids + completion.token_ids)
+            routes = shared.answers(alike, [going_on], SamplingParams(1))[0].routes[:-1]
+            assert torch.equal(completion.routes.sort().values, routes.sort().values)
+    requests = shared.prompts((4,) * 64)
+    for completion in while_it_generates(engine, requests, LONG, engine.abort, again=True):
+        if completion.token_ids:
+            assert len(completion.routes) == 4 + len(completion.token_ids) - 1
 
 
 @needs_sglang

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -87,11 +88,9 @@ class Arriving:
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_request_that_arrives_waits_for_no_earlier_one(tmp_path: Path, dies: bool) -> None:
     program = PROGRAM.format(folder=str(tmp_path), dies=dies)
-    engine, arrivals, found = StandIn(program, tmp_path / "log"), Arriving(), list[Completion]()
-    try:
+    arrivals, found = Arriving(), list[Completion]()
+    with closing(StandIn(program, tmp_path / "log")) as engine:
         engine.generate((), SamplingParams(1), found.append, arrivals)
-    finally:
-        engine.close()
     assert [(completion.index, completion.token_ids) for completion in found] == [(1, (11,)), (0, (10,))]
     assert arrivals.idle[:2] == [True, False]
     assert arrivals.idle[-1], "at the end it asks for more while nothing is generated"
@@ -119,29 +118,23 @@ while True:
 )
 
 
-def test_an_engine_that_dies_while_it_is_told_to_abort_is_started_again(tmp_path: Path) -> None:
-    engine, found = StandIn(ABORTED.format(folder=str(tmp_path)), tmp_path / "log"), list[int]()
+def test_an_engine_that_dies_while_it_is_told_to_abort_is_started_again(tmp_path: Path, closes) -> None:
+    engine, found = closes(StandIn(ABORTED.format(folder=str(tmp_path)), tmp_path / "log")), list[int]()
 
     def finished(completion: Completion) -> None:
         found.append(completion.index)
         if len(found) == 1:
             engine.abort()
 
-    try:
-        engine.generate([Request(0, (10,), 0), Request(1, (11,), 0)], SamplingParams(1), finished)
-    finally:
-        engine.close()
+    engine.generate([Request(0, (10,), 0), Request(1, (11,), 0)], SamplingParams(1), finished)
     assert (found, engine.restarts) == ([0, 1], 1)
 
 
-def test_two_threads_that_hear_of_one_death_start_one_engine(tmp_path: Path) -> None:
-    engine = StandIn(PROGRAM.format(folder=str(tmp_path), dies=False), tmp_path / "log")
+def test_two_threads_that_hear_of_one_death_start_one_engine(tmp_path: Path, closes) -> None:
+    engine = closes(StandIn(PROGRAM.format(folder=str(tmp_path), dies=False), tmp_path / "log"))
     dead = engine._process
     dead.kill()
-    try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda _: engine._restart(dead, "it died"), range(2)))
-        assert engine.restarts == 1
-        assert engine._process is not dead
-    finally:
-        engine.close()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda _: engine._restart(dead, "it died"), range(2)))
+    assert engine.restarts == 1
+    assert engine._process is not dead

@@ -46,14 +46,14 @@ while True:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """start(dies=True): an engine, and the file with what it was asked."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes) -> Any:
+    """start(dies=True): an engine, closed at the end, and the file with what it was asked."""
 
     def run(*, dies: bool) -> tuple[SGLangEngine, Path]:
         monkeypatch.setattr(hosted, "PROGRAM", PROGRAM.format(folder=str(tmp_path), dies=dies))
         monkeypatch.setattr(hosted, "DEATH_S", 1.0)
         setup = SGLangSetup({}, "cpu", 2, "float32", 4, 64, 0.1, seed=0)
-        return SGLangEngine("rollout[0]", setup, (), {}, tmp_path / "log"), tmp_path / "log"
+        return closes(SGLangEngine("rollout[0]", setup, (), {}, tmp_path / "log")), tmp_path / "log"
 
     return run
 
@@ -86,13 +86,10 @@ class Sender:
 def test_it_wakes_in_stages_around_new_weights(start: Any) -> None:
     """The memory of keys and values is allocated after the weights are loaded."""
     engine, log = start(dies=False)
-    try:
-        engine.receive(Weights(0, STATE))
-        engine.offload()
-        engine.receive(Weights(1, STATE))
-        told = [line.split()[:2] for line in log.read_text().splitlines()]
-    finally:
-        engine.close()
+    engine.receive(Weights(0, STATE))
+    engine.offload()
+    engine.receive(Weights(1, STATE))
+    told = [line.split()[:2] for line in log.read_text().splitlines()]
     assert [operation for operation, *_ in told] == ["load", "sleep", "wake", "load", "wake"]
     assert [stage for operation, *stage in told if operation == "wake"] == [["weights"], ["cache"]]
 
@@ -130,10 +127,7 @@ def test_stacked_experts_are_fetched_because_sglang_reads_them_one_by_one(start:
     stacked = {"backbone.layers.0.mlp.experts.down_proj": torch.ones(2, 3, 4)}
     weights = Weights(7, stacked)
     fields = offer_fields(stacked, {})["tensors"]
-    try:
-        assert engine._reachable(WeightsOffer(7, fields, "cpu", lambda: weights, pytest.fail, pytest.fail)) is weights
-    finally:
-        engine.close()
+    assert engine._reachable(WeightsOffer(7, fields, "cpu", lambda: weights, pytest.fail, pytest.fail)) is weights
 
 
 def test_an_engine_that_dies_while_it_receives_is_started_again_with_a_group_of_its_own(start: Any) -> None:
@@ -156,7 +150,6 @@ def test_an_engine_that_dies_while_it_receives_is_started_again_with_a_group_of_
     engine.receive(sender.offer())
     assert sender.requests[-1].group == sender.groups[1].name, "one group for all updates"
     assert [line.split()[0] for line in log.read_text().splitlines()[4:]] == ["load_from_group"]
-    engine.close()
 
 
 def test_an_engine_whose_neighbour_dies_requests_the_weights_again_alone(start: Any) -> None:
@@ -171,7 +164,6 @@ def test_an_engine_whose_neighbour_dies_requests_the_weights_again_alone(start: 
     engine.receive(sender.offer())
     assert (engine.version, engine.restarts) == (7, 1)
     assert [request.alone for request in sender.requests] == [False, True]
-    engine.close()
 
 
 @pytest.mark.parametrize("failure", [WorkerError("weights were replaced"), ValueError("weights were replaced")])
@@ -184,12 +176,11 @@ def test_a_sender_that_fails_leaves_no_engine_with_half_of_its_weights(start: An
     with pytest.raises(type(failure), match="were replaced"):
         engine.receive(Sender(send).offer())
     assert engine._process.child.ended
-    engine.close()
 
 
 @pytest.mark.parametrize("name", ["sglang", "vllm"])
 def test_the_folder_of_an_engine_goes_with_a_parent_that_is_killed(
-    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes, name: str
 ) -> None:
     if name == "sglang":
         engine: HostedEngine = start(dies=False)[0]
@@ -198,11 +189,10 @@ def test_the_folder_of_an_engine_goes_with_a_parent_that_is_killed(
         setup = VLLMSetup(
             {"num_attention_heads": 2, "hidden_size": 8, "num_hidden_layers": 1}, 1, "float32", 4, 64, 0.1, 0
         )
-        engine = VLLMEngine("rollout[0]", setup, (), {}, tmp_path / "log")
+        engine = closes(VLLMEngine("rollout[0]", setup, (), {}, tmp_path / "log"))
     folder = Path(engine._folder.name)
     assert (folder / "config.json").exists()
     guarded = engine._process.child._process.stdin
     assert guarded is not None
     guarded.close()  # as the kernel does when a process dies
     until(lambda: not folder.exists())
-    engine.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -45,8 +46,7 @@ class Modules(gymnasium.Env):
 def test_the_same_numbers_as_in_this_interpreter(env_id: str):
     here, there = EnvDescription(env_id), EnvDescription(env_id, python=sys.executable)
     assert inspect_env(here) == inspect_env(there)
-    first, second = VectorEnv(here, 4, 2), VectorEnv(there, 4)  # at least one process
-    try:
+    with closing(VectorEnv(here, 4, 2)) as first, closing(VectorEnv(there, 4)) as second:  # at least one process
         assert len(second.worker_pids) == 1
         assert np.array_equal(first.reset([1, 2, 3, 4]), second.reset([1, 2, 3, 4]))
         draw = np.random.default_rng(0)
@@ -58,18 +58,12 @@ def test_the_same_numbers_as_in_this_interpreter(env_id: str):
             results = [envs.step(actions) for envs in (first, second)]
             for name in ("observations", "rewards", "ended", "final_observations"):
                 assert np.array_equal(*(getattr(result, name) for result in results)), name
-    finally:
-        first.close()
-        second.close()
 
 
 def test_the_process_imports_none_of_the_platforms_dependencies(folder: Path):
     Path("own.py").write_text(OWN)
-    envs = VectorEnv(EnvDescription("own.py:Modules", max_episode_steps=5, python=sys.executable), 1)
-    try:
+    with closing(VectorEnv(EnvDescription("own.py:Modules", max_episode_steps=5, python=sys.executable), 1)) as envs:
         assert envs.reset([0]).tolist() == [[0.0, 0.0, 0.0]]
-    finally:
-        envs.close()
 
 
 def test_the_inspection_imports_none_of_them_either():
@@ -104,15 +98,12 @@ def test_several_tasks_are_built_by_one_process(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_process_that_dies_is_replaced():
-    envs = VectorEnv(EnvDescription("CartPole-v1", python=sys.executable), 2, 2, restarts=1)
-    try:
+    with closing(VectorEnv(EnvDescription("CartPole-v1", python=sys.executable), 2, 2, restarts=1)) as envs:
         envs.reset([1, 2])
         envs._workers._members[0].kill()
         results = [envs.step(np.zeros(2, np.int64)) for _ in range(2)]
         assert sum(result.failures for result in results) == 1
         assert results[0].invalid.tolist() == [True, False]
-    finally:
-        envs.close()
 
 
 @pytest.fixture

@@ -228,15 +228,12 @@ def test_models_with_a_state_that_cannot_be_saved_as_numbers_are_left_to_gymnasi
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_environments_left_to_gymnasium_are_stepped_by_it(workers: int) -> None:
-    envs = VectorEnv(EnvDescription("HalfCheetah-v5"), 2, workers, render_mode="rgb_array")
+def test_environments_left_to_gymnasium_are_stepped_by_it(workers: int, closes) -> None:
+    envs = closes(VectorEnv(EnvDescription("HalfCheetah-v5"), 2, workers, render_mode="rgb_array"))
     native = VectorEnv(EnvDescription("HalfCheetah-v5"), 2)
-    try:
-        np.testing.assert_array_equal(envs.reset([0, 1]), native.reset([0, 1]))
-        actions = _actions(envs, 0)
-        np.testing.assert_array_equal(envs.step(actions).observations, native.step(actions).observations)
-    finally:
-        envs.close()
+    np.testing.assert_array_equal(envs.reset([0, 1]), native.reset([0, 1]))
+    actions = _actions(envs, 0)
+    np.testing.assert_array_equal(envs.step(actions).observations, native.step(actions).observations)
 
 
 def test_arguments_that_gymnasium_does_not_know_are_refused() -> None:

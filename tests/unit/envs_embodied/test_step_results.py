@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -53,12 +54,9 @@ IMAGE, PARTS = "Box(0, 255, (40, 40, 3), np.uint8)", "Dict(a=Box(-1, 1, (2,)), b
 
 def run(folder: Path, kind: str = "Own", **given: object) -> VectorEnv:
     (folder / "own.py").write_text(OWN)
-    envs = VectorEnv(EnvDescription(f"own.py:{kind}", dict(given), max_episode_steps=2), 1)
-    try:
+    with closing(VectorEnv(EnvDescription(f"own.py:{kind}", dict(given), max_episode_steps=2), 1)) as envs:
         envs.reset([0])
         envs.step(np.zeros(1, np.int64))
-    finally:
-        envs.close()
     return envs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -94,13 +95,10 @@ def test_a_state_continues_in_another_number_of_processes(tmp_path: Path) -> Non
     envs = VectorEnv(description(tmp_path), 4)
     envs.reset([1, 2, 3, 4])
     envs.step(np.zeros(4, np.int64))
-    others = VectorEnv(description(tmp_path), 4, num_workers=2)
-    try:
+    with closing(VectorEnv(description(tmp_path), 4, num_workers=2)) as others:
         assert others.load_state_dict(envs.state_dict()).tolist() == [[4], [5], [6], [7]]
         for one, other in zip(envs.step(np.ones(4, np.int64)), others.step(np.ones(4, np.int64)), strict=True):
             np.testing.assert_array_equal(one, other)
-    finally:
-        others.close()
 
 
 def test_environments_without_a_saved_state_are_noted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,7 @@ def test_time_memory_and_output_are_limited_and_named() -> None:
 
 @needs_layers
 def test_a_pool_scores_programs_and_says_why() -> None:
-    pool = ScoringPool(CodeSpec(LIMITS, isolated=True, partial=True), num_workers=1, timeout_s=60.0)
-    try:
+    with closing(ScoringPool(CodeSpec(LIMITS, isolated=True, partial=True), num_workers=1, timeout_s=60.0)) as pool:
         good, half, none, crash = pool.score(
             [
                 item("Sure:\n```python\nprint(1)\n```", "1"),
@@ -283,8 +283,6 @@ def test_a_pool_scores_programs_and_says_why() -> None:
                 item("print(", "1"),
             ]
         )
-    finally:
-        pool.close()
     assert good == Score(1.0, reason="passed", detail="passed 1 of 1 tests")
     assert half == Score(0.5, reason="wrong", detail=r"test 2 of 2: wrong: '1\n' instead of '2'")
     assert none == Score(0.0, reason="no_program", detail="the response holds no program")
