@@ -49,6 +49,9 @@ NATIVE = b"native 1:"  # begins the state of an environment that is stepped with
 _HARMLESS = {
     ("collections", "deque"),
     ("collections", "OrderedDict"),
+    ("collections", "defaultdict"),
+    ("collections", "Counter"),
+    *(("builtins", kind.__name__) for kind in (bool, int, float, complex, str, list, dict, set, range, slice)),
     ("random", "Random"),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
@@ -63,6 +66,7 @@ _HARMLESS = {
     ("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"),
     ("numpy.random._pickle", "__bit_generator_ctor"),
     ("numpy.random._pickle", "__generator_ctor"),
+    ("numpy.random._pickle", "__randomstate_ctor"),
     ("gymnasium.wrappers.utils", "RunningMeanStd"),
     *((f"numpy.random._{name.lower()}", name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")),
 }

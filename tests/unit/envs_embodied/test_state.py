@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import zlib
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import gymnasium
@@ -261,6 +262,22 @@ def test_generators_of_python_are_stored_exactly_and_hold_no_code(make) -> None:
     again.load_state_dict(saved)
     for each in expected:
         np.testing.assert_array_equal(again.step(actions).observations, each)
+
+
+PLAIN = [np.random.RandomState(1), defaultdict(list, {1: [2]}), Counter("ab"), range(3), slice(1, 2), 1j, {1}, float]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
+def test_values_of_python_and_older_generators_hold_no_code(value: object) -> None:
+    env, resumed = (gymnasium.make("CartPole-v1") for _ in range(2))
+    vars(env.unwrapped)["held"] = value
+    state = save(env)
+    refuse_code([pickle.dumps((state, 0.0, 0))])
+    restore(resumed, state)
+    held = vars(resumed.unwrapped)["held"]
+    if isinstance(value, np.random.RandomState):
+        held, value = held.normal(), value.normal()
+    assert held == value
 
 
 def test_code_in_a_state_is_found_and_not_run(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
