@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,6 @@ def decision(kind: Extension, name: str, function: Callable[..., object], item: 
     """Returns whether a filter keeps `item`. Raises ConfigError if it returns no bool, WorkerError if it fails."""
     with kind.running(name):
         keeps = function(item)
-    if not isinstance(keeps, bool):
+    if not isinstance(keeps, bool | np.bool_):
         raise kind.misfit(name, f"returned {keeps!r}, not True or False")
-    return keeps
+    return bool(keeps)

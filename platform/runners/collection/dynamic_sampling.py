@@ -94,11 +94,12 @@ class DynamicSampler:
 
     def _keeps(self, group: Group, counts: _Counts) -> bool:
         """By the raw metric or the user's filter; responses without a score do not count."""
-        metrics = [trajectory.metric for trajectory in group if trajectory.valid]
+        scored = [trajectory for trajectory in group if trajectory.valid]
+        metrics = [trajectory.metric for trajectory in scored]
         if self.filter is None:
             keeps = samples_differ(metrics, self.options.tolerance)
         else:
-            keeps = bool(metrics) and decision(GROUPS, self.options.filter or "", self.filter, group)
+            keeps = bool(scored) and decision(GROUPS, self.options.filter or "", self.filter, scored)
         counts.generated += 1
         counts.kept += keeps
         counts.metric += metrics

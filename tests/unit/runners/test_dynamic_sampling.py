@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_responses_without_a_score_say_nothing() -> None:
     trajectories, metrics = sampler(1).fill(0, lambda _: half + nothing + group(2, MIXED))
     assert indices(trajectories) == [2]
     assert (metrics["dynamic_sampling/all_correct"], metrics["dynamic_sampling/all_wrong"]) == (1, 0)
+
+
+def test_a_filter_of_the_user_reads_scored_responses_only(tmp_path: Path) -> None:
+    """Its result may be NumPy's bool."""
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\ndef mixed(group): return np.std([t.reward for t in group]) > 0\n"
+    )
+    half = [*group(0, (1.0,)), Trajectory(prompt(0), 1, (1,), (0.0,), "stop", 0, metric=0.0, valid=False)]
+    nothing = group(1, MIXED, valid=False)
+    own = sampler(1, filter=f"{tmp_path / 'own.py'}:mixed")
+    assert indices(own.fill(0, lambda _: half + nothing + group(2, MIXED))[0]) == [2]
 
 
 def test_a_prompt_that_was_generated_twice_has_two_groups() -> None:
