@@ -239,6 +239,13 @@ def _checked(body: JsonObject) -> tuple[list[JsonObject], list[JsonObject] | Non
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise Refused(f"a message has a role and a content, not {message!r}")
+        if not isinstance(calls := message.get("tool_calls") or [], list):
+            raise Refused(f"tool_calls must be a list, not {calls!r:.100}")
+        for call in calls:
+            match call:
+                case {"function": {"name": str(), "arguments": _}}:
+                    continue
+            raise Refused(f"a call of a tool has a function with name and arguments, not {call!r:.100}")
     for key in ("n", "max_tokens", "max_completion_tokens"):
         value = body.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -246,16 +253,20 @@ def _checked(body: JsonObject) -> tuple[list[JsonObject], list[JsonObject] | Non
     for key in _REFUSED:
         if body.get(key) and body[key] != {"type": "text"}:
             raise Refused(f"{key} is not supported: the run's config decides how tokens are sampled")
-    return [{**message, "content": _text(message.get("content"))} for message in messages], body.get("tools"), count
+    # half of a surrogate pair, which JSON can hold, is no character that a tokenizer encodes
+    texts = [_text(message.get("content")).encode(errors="replace").decode() for message in messages]
+    checked = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+    return checked, body.get("tools"), count
 
 
-def _text(content: str | list[object] | None) -> str:
+def _text(content: object) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    if len(texts) < len(content):
-        raise Refused("the content of a message must be text")
-    return "".join(texts)
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        if len(texts) == len(content):
+            return "".join(texts)
+    raise Refused("the content of a message must be text")
 
 
 def _normal(message: JsonObject) -> str:

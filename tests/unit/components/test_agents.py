@@ -16,7 +16,7 @@ import torch
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.agents.agent_runs import AgentRuns
-from rl_platform.components.agents.chat_session import _assistant, _normal
+from rl_platform.components.agents.chat_session import _assistant, _checked, _normal
 from rl_platform.components.agents.tool_formats import ToolFormat
 from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
@@ -261,6 +261,9 @@ WRONG_REQUESTS = [
     (b'{"messages": [{"role": "user", "content": "1"}], "tools": [{}]}', "use_chat_template"),
     (b'{"messages": [{"role": "user", "content": "' + b"1" * 40 + b'"}]}', "maximum context length is exceeded"),
     (b'{"messages": [{"role": "user", "content": "1"}], "n": 99}', "max_calls"),
+    (b'{"messages": [{"role": "user", "content": 5}]}', "the content of a message must be text"),
+    (b'{"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}', "a call of a tool has a function"),
+    (b'{"messages": [{"role": "assistant", "tool_calls": 5}]}', "tool_calls must be a list"),
 ]
 
 
@@ -288,6 +291,12 @@ def test_wrong_requests(generated, tmp_path: Path, monkeypatch) -> None:
     for body, message in WRONG_REQUESTS:
         assert answers[body][0] == 400
         assert message in answers[body][1]
+
+
+def test_half_a_character_in_a_message_is_replaced() -> None:
+    contents = ["a\ud83d", [{"type": "text", "text": "b"}, {"type": "text", "text": "\udc00"}], None]
+    messages, _, _ = _checked({"messages": [{"role": "user", "content": content} for content in contents]})
+    assert [message["content"] for message in messages] == ["a?", "b?", ""]
 
 
 def test_calls_of_tools_in_the_format_of_hermes() -> None:
