@@ -162,7 +162,7 @@ def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mu
 def _is_fixed_function(layer: AnyEnv, value: object) -> bool:
     """Returns whether `value` is a function that a wrapper of Gymnasium never changes, as that of FlattenObservation or
     TransformReward. A user's function with variables around it is none: it may change these."""
-    if isinstance(value, FunctionType) and value.__module__.startswith("gymnasium."):
+    if isinstance(value, FunctionType) and str(value.__module__).startswith("gymnasium."):  # None of compiled text
         return True
     plain = isinstance(value, np.ufunc) or (isinstance(value, FunctionType) and not value.__closure__)
     return plain and type(layer).__module__.startswith("gymnasium.")

@@ -201,6 +201,13 @@ def test_wrappers_of_gymnasium_continue_exactly_and_hold_no_code(name: str) -> N
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_function_without_a_module_is_told() -> None:
+    env = type("Own", (gymnasium.Env,), {})()
+    env.compiled = eval("lambda: 0", {"__builtins__": {}})
+    with pytest.raises(CannotSave, match="lambda"):
+        save(env)
+
+
 def test_a_function_with_variables_around_it_may_change_them() -> None:
     seen = []
     env = TransformReward(gymnasium.make("Pendulum-v1"), lambda reward: seen.append(reward) or reward)
