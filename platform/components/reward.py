@@ -103,8 +103,10 @@ class LanguageReward:
         self._scorer.close()
 
     def _submit(self, trajectories: Sequence[Trajectory]) -> list[Future[Score]]:
-        """Returns a future per trajectory. That of an agent that returned a reward is done."""
-        given = [one.conversation.reward if one.conversation else None for one in trajectories]
+        """Returns a future per trajectory. It is done for an agent that returned a reward, and for one that failed or
+        whose tool failed: such a response has no score."""
+        given = [None if one.conversation is None else one.conversation.reward for one in trajectories]
+        given = [reward if one.valid else 0.0 for one, reward in zip(trajectories, given, strict=True)]
         left = [one for one, reward in zip(trajectories, given, strict=True) if reward is None]
         scored = iter(self._scorer.submit([_item(one) for one in left]))
         return [next(scored) if reward is None else _done(Score(reward)) for reward in given]

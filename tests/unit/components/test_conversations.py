@@ -156,8 +156,11 @@ def test_a_tool_that_raises_or_hangs_costs_its_response(generated, context, reas
     assert [one.valid for one in found] == [False] * 4 + [True] * 2
     assert conversation_metrics(found)["tool/errors"] == 4
     reward = LanguageReward(context("reward"), reasoning(reward={"type": "exact_match", "num_workers": 1}))
+    submitted, submit = [], reward._scorer.submit
+    monkeypatch.setattr(reward._scorer, "submit", lambda items: submitted.extend(items) or submit(items))
     scored = reward.score(found)
     reward.close()
+    assert len(submitted) == 2, "a request of a judge costs money"
     assert [one.valid for one in scored] == [False] * 4 + [True] * 2
 
 
