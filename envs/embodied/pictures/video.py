@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -196,7 +196,7 @@ class Video:
             # the pixel format needs even sizes only; a larger block size would resize pictures
             rate, size = self.pictures_per_second, 2
             writer = imageio.get_writer(unfinished, format="FFMPEG", fps=rate, macro_block_size=size)
-            with writer:
+            with closing(writer):  # its own block would leave the encoder running after an error
                 drawn = range(0, len(episode.actions), self.steps_per_picture)
                 captions = [caption(episode, number) for number in drawn]
                 for picture in with_captions(self._pictures(envs, episode), captions):

@@ -227,6 +227,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: object) -> object:  # type: ignore[override]
         if isinstance(value, EzPickle):
             raise pickle.PicklingError(f"{type(value).__name__} would be rebuilt and forget its state")
+        if isinstance(value, FunctionType) and value.__module__ is None:  # pickle would search all modules for it
+            raise pickle.PicklingError(f"{value} belongs to no module")
         if type(value) is np.ndarray and not value.dtype.hasobject:
             owner = value
             while isinstance(owner.base, np.ndarray):

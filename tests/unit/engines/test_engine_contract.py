@@ -228,9 +228,10 @@ class ArrivingAfter:
 def while_it_generates(
     engine: Engine, requests: Any, sampling: SamplingParams, act: Any, again: bool = False
 ) -> list[Completion]:
-    """Returns what comes back when `act()` is called after the first response, `again` and again if it may be
-    overlooked. The second half of the requests arrives after the first call: on a busy machine the thread that calls
-    may be later than all responses of the first half."""
+    """Returns what comes back when `act()` is called after the first response. The second half of the requests arrives
+    after the call: on a busy machine the thread that calls may be later than all responses of the first half.
+
+    again: all requests are there from the beginning, and `act()` is called until the end."""
     completions: list[Completion] = []
     first, acted = threading.Event(), threading.Event()
 
@@ -238,7 +239,7 @@ def while_it_generates(
         completions.append(completion)
         first.set()
 
-    half = len(requests) // 2
+    half = len(requests) if again else len(requests) // 2
     late = ArrivingAfter(acted, requests[half:])
     thread = threading.Thread(target=engine.generate, args=(requests[:half], sampling, keep, late))
     thread.start()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 
@@ -189,6 +190,17 @@ def test_pictures_that_make_no_video_are_the_reason_why_there_is_none(
 ) -> None:
     description = EnvDescription("toy_envs:Pictures-v0", kwargs)
     assert reason in drawn(description, tmp_path / "a.mp4", lambda _: np.zeros((1, 2)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encoder_that_starts_slowly_leaves_no_file(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path_factory.mktemp("encoder") / "ffmpeg"
+    slow.write_text(f'#!/bin/sh\nsleep 0.5\nexec {imageio_ffmpeg.get_ffmpeg_exe()} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(slow))
+    assert "same size" in drawn(EnvDescription("toy_envs:Pictures-v0"), tmp_path / "a.mp4", lambda _: np.zeros((1, 2)))
     assert list(tmp_path.iterdir()) == []
 
 
