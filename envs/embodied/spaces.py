@@ -92,6 +92,16 @@ class EnvSpaces:
         parts = [np.full(part.size, 1 / 255 if part.image else 1, np.float32) for part in self.parts]
         return np.concatenate(parts) if self.image_parts else None
 
+    def wrong_pixels(self, observations: np.ndarray) -> str:
+        """Returns the range of the pixels of images among several parts, as "numbers between 0 and 0.5", if those of
+        observations [N,D] are not whole numbers from 0 to 255; else an empty text."""
+        if (scale := self.pixel_scale) is None:
+            return ""
+        pixels = observations[:, scale < 1]
+        if not ((pixels % 1).any() or (pixels < 0).any() or (pixels > 255).any()):
+            return ""
+        return f"numbers between {pixels.min():g} and {pixels.max():g}"
+
     @property
     def normalized(self) -> tuple[bool, ...]:
         """Per number of an observation: whether it is normalised. Empty: all are."""

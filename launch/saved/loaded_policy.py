@@ -142,11 +142,9 @@ class Policy:
         if not np.isfinite(rows).all():
             row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             raise DataError(f"observation: row {row} is not finite: {rows[row]}")
+        if numbers := self.spaces.wrong_pixels(rows):
+            raise DataError(f"observation: its pixels have {numbers}; this policy observes whole numbers from 0 to 255")
         if (scale := self.spaces.pixel_scale) is not None:
-            pixels = rows[:, scale < 1]
-            if (pixels % 1).any() or (pixels < 0).any() or (pixels > 255).any():
-                message = f"observation: its pixels have numbers between {pixels.min():g} and {pixels.max():g}"
-                raise DataError(f"{message}; this policy observes whole numbers from 0 to 255")
             rows *= scale
         return rows, single
 

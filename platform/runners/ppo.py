@@ -26,8 +26,7 @@ from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.algorithms.statistics import masked_mean
 from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.algorithm import estimator_needs
-from rl_platform.errors import CheckpointError, Diverged
+from rl_platform.errors import Diverged
 from rl_platform.extras import is_present, required
 from rl_platform.interrupts import StepDropped, stopping_after_step
 from rl_platform.records import RolloutBatch, StateDict
@@ -36,7 +35,7 @@ from rl_platform.rng import generator
 from rl_platform.runners.component_groups import LearnerGroup
 from rl_platform.runners.last_step import LastStep
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases
-from rl_platform.runners.rollouts import Collected, Rollouts
+from rl_platform.runners.rollouts import Collected, Rollouts, check_trainable
 from rl_platform.runners.state import RunState
 from rl_platform.runners.step_callbacks import Callback, stopped_by
 from rl_platform.runners.task_runner import Learners, Metrics, TaskRunner
@@ -208,23 +207,6 @@ def _rollouts(runner: TaskRunner, config: Config) -> Rollouts:
     with required("rl_platform.runners.collection", "runner.max_staleness"):
         from rl_platform.runners.collection.rollouts_ahead import RolloutsAhead
     return RolloutsAhead(runner, ahead, steps, config.updates_at_once)
-
-
-def check_trainable(batch: RolloutBatch, config: Config) -> None:
-    """Raises CheckpointError unless `config` can train on a rollout that another config may have collected ahead."""
-    rows = len(batch if batch.ends is None else batch.flatten()) * config.sequence_length
-    roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
-    sizes = {config.mini_batch_size(role) for role in roles}
-    reason = ""
-    if any(rows % size for size in sizes):
-        reason = f"of {rows} rows, which mini-batches of {' and '.join(map(str, sorted(sizes)))} do not divide"
-    elif estimator_needs(config.algorithm.adv_type).greedy and batch.baselines is None:
-        reason = f"without the greedy responses that algorithm.adv_type {config.algorithm.adv_type} needs"
-    if reason:
-        raise CheckpointError(
-            f"the checkpoint holds a rollout that was collected ahead (runner.max_staleness), {reason}: resume with "
-            "the value of this key that it was made with"
-        )
 
 
 def _due(step: int, interval: int) -> bool:

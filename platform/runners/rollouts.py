@@ -9,10 +9,13 @@ from collections import deque
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from rl_platform.config.schema.algorithm import estimator_needs
+from rl_platform.errors import CheckpointError
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.reporter import Sample
 
 if TYPE_CHECKING:
+    from rl_platform.config.schema import Config
     from rl_platform.runners.task_runner import TaskRunner
 
 
@@ -64,6 +67,26 @@ class Rollouts:
     def load_state_dict(self, state: StateDict) -> None:
         """Loads the rollouts of `state`, which may come from a run with another `runner.max_staleness`."""
         self._ready = deque(_from_state(rollout) for rollout in state.get("ready", []))
+
+
+def check_trainable(batch: RolloutBatch, config: Config) -> None:
+    """Raises CheckpointError unless `config` can train on a rollout of a checkpoint, which another config may have
+    collected."""
+    rows = len(batch if batch.ends is None else batch.flatten()) * config.sequence_length
+    roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
+    sizes = {config.mini_batch_size(role) for role in roles}
+    if any(rows % size for size in sizes):
+        problem = f"of {rows} rows, which mini-batches of {' and '.join(map(str, sorted(sizes)))} do not divide"
+        remedy = "the mini-batch sizes"
+    elif estimator_needs(config.algorithm.adv_type).greedy and batch.baselines is None:
+        problem = f"without the greedy responses that algorithm.adv_type {config.algorithm.adv_type} needs"
+        remedy = "the algorithm.adv_type"
+    else:
+        return
+    raise CheckpointError(
+        f"the checkpoint holds a rollout that was collected ahead (runner.max_staleness), {problem}: resume with "
+        f"{remedy} that it was made with"
+    )
 
 
 def _state(rollout: Collected) -> StateDict:

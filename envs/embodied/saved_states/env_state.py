@@ -295,11 +295,10 @@ class _HarmlessUnpickler(pickle.Unpickler):
             return _no_view
         if (module, name) in _HARMLESS:
             return super().find_class(module, name)
-        kind = (
-            getattr(sys.modules.get(module), name, None) if module.startswith(("gymnasium.spaces.", "numpy")) else None
-        )
-        if isinstance(kind, type) and issubclass(kind, Space | np.generic):
-            return kind
+        if module.startswith(("gymnasium.spaces.", "numpy")):
+            kind = getattr(sys.modules.get(module), name, None)
+            if isinstance(kind, type) and issubclass(kind, Space | np.generic):
+                return kind
         raise pickle.UnpicklingError(f"holds {module}.{name}, which may run code")
 
     def persistent_load(self, key: Key) -> object:

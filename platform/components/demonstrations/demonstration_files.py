@@ -85,13 +85,9 @@ def _problems(path: Path, observations: np.ndarray, actions: np.ndarray, spaces:
         allowed = f"{spaces.observation_size}, as those of the environment"
         hint = "name the parts that the environment observes, in its order"
         problems.append(Problem(NAMES, message, value=str(path), allowed=allowed, hint=hint))
-    elif (scale := spaces.pixel_scale) is not None:
-        pixels = observations[:, scale < 1]
-        if (pixels % 1).any() or (pixels < 0).any() or (pixels > 255).any():
-            message = f"its images have numbers between {pixels.min():g} and {pixels.max():g}"
-            hint = "name the parts in the order of the environment"
-            allowed = "whole numbers from 0 to 255"
-            problems.append(Problem(NAMES, message, value=str(path), allowed=allowed, hint=hint))
+    elif wrong := spaces.wrong_pixels(observations):
+        hint, allowed = "name the parts in the order of the environment", "whole numbers from 0 to 255"
+        problems.append(Problem(NAMES, f"its images have {wrong}", value=str(path), allowed=allowed, hint=hint))
     width, continuous = spaces.action.components, spaces.action.kind == "continuous"
     if actions.shape[1] != width:
         message, allowed = f"its actions have {actions.shape[1]} numbers", f"{width}, as those of the environment"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from rl_platform.config.schema.section import Section, key
+from rl_platform.config.schema.section import Section, UserPath, key
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -25,10 +24,12 @@ class QuestionTask(Section):
     params: dict[str, object] = Field(
         default_factory=dict, description="reasoning_gym, digits: parameters of the generator"
     )
-    path: str | None = key(
+    path: UserPath | None = key(
         None, "jsonl, file: training file; dataset: folder, as of save_to_disk, or id of the Hugging Face hub"
     )
-    val_path: str | None = key(None, "jsonl, file: validation file; null: the last data.val_size questions of path")
+    val_path: UserPath | None = key(
+        None, "jsonl, file: validation file; null: the last data.val_size questions of path"
+    )
     split: str | None = key(None, "dataset: training split; null: train, or all of a folder without splits")
     val_split: str | None = key(None, "dataset: validation split; null: the last data.val_size questions of split")
     prompt_column: str = key(
@@ -37,12 +38,6 @@ class QuestionTask(Section):
     answer_column: str | None = key(
         "answer", "jsonl, file, dataset: field of the expected answer; null: there are no answers"
     )
-
-    @field_validator("path", "val_path")
-    @classmethod
-    def _expanded(cls, path: str | None) -> str | None:
-        """Returns the path with the home folder in place of `~`, as other paths of a config are read."""
-        return None if path is None else os.path.expanduser(path)
 
 
 class Source(QuestionTask):

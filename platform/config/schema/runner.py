@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from rl_platform.config.schema.section import Section, key
+from rl_platform.config.schema.section import Section, UserPath, key
 
 LOGGERS = ("tensorboard", "wandb", "trackio")
 
@@ -47,7 +46,7 @@ class Runner(Section):
     val_check_interval: int = key(0, "steps between validations; 0: one at the start, one at the end", ge=0)
     save_interval: int = key(0, "steps between checkpoints; 0: one at the end", ge=0)
     keep_checkpoints: int = key(2, "newest checkpoints to keep", ge=1)
-    resume: str = key("auto", "checkpoint to resume: auto (the newest in output_dir), never, or a path")
+    resume: UserPath = key("auto", "checkpoint to resume: auto (the newest in output_dir), never, or a path")
     warm_start: WarmStart | None = key(None, "embodied: clone demonstrations before PPO; null: start untrained")
     trust_checkpoint: bool = key(
         False,
@@ -87,9 +86,3 @@ class Runner(Section):
         600.0, "longest wait of one component for another, in seconds; the run fails after it", gt=0
     )
     stop_grace_s: float = key(20.0, "seconds after SIGTERM or SIGHUP to finish and save the running step", ge=0)
-
-    @field_validator("resume")
-    @classmethod
-    def _expanded(cls, resume: str) -> str:
-        """Returns the value with the home folder in place of `~`."""
-        return os.path.expanduser(resume)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Value = TypeVar("Value")
+UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path, in which `~` stands for the home folder."""
 
 
 class Unreadable(Exception):

@@ -110,7 +110,7 @@ def _collective(action: str, folder: str | Path) -> Iterator[bool]:
         raise CheckpointError(f"state cannot be {action} {folder}, says rank {rank}: {reason}") from cause
 
 
-class _SavePlanner(dcp.DefaultSavePlanner):  # type: ignore[misc]  # torch.distributed is not followed
+class _SavePlanner(dcp.DefaultSavePlanner):
     def __init__(self, state: ShardedState) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.own = state
@@ -137,7 +137,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):  # type: ignore[misc]  # torch.distr
         return next(part for offsets, part in self.own[index.fqn].parts if offsets == index.offset)
 
 
-class _LoadPlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]  # torch.distributed is not followed
+class _LoadPlanner(dcp.DefaultLoadPlanner):
     def __init__(self, state: ShardedState, *, all_of_it: bool = True) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.own, self.all_of_it = state, all_of_it
@@ -177,7 +177,7 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]  # torch.distr
         return part
 
 
-class _Files(FileSystem):  # type: ignore[misc]  # torch.distributed is not followed
+class _Files(FileSystem):
     """A file system that records hashes of written files and the error of a failed write."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class _Files(FileSystem):  # type: ignore[misc]  # torch.distributed is not foll
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
 
 
-class _Writer(dcp.FileSystemWriter):  # type: ignore[misc]  # torch.distributed is not followed
+class _Writer(dcp.FileSystemWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=False)  # `_Files` syncs
         self.fs = self.files = _Files()
@@ -232,7 +232,7 @@ class _Writer(dcp.FileSystemWriter):  # type: ignore[misc]  # torch.distributed 
             raise
 
 
-class _Reader(dcp.FileSystemReader):  # type: ignore[misc]  # torch.distributed is not followed
+class _Reader(dcp.FileSystemReader):
     def read_metadata(self) -> Metadata:
         """Returns the files' index. Raises CheckpointError if it is unreadable or names files outside the folder."""
         path = self._get_metadata_path()
