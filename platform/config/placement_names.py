@@ -46,6 +46,9 @@ def _components(key: str, placed_by: dict[str, str], problems: list[Problem]) ->
             message, hint = "a component name is missing", "there is a comma too many" if key.strip() else ""
         elif name not in COMPONENTS:
             message, hint = f"no component is called {name!r}", did_you_mean(name, COMPONENTS)
+            component, colon, resources = name.partition(":")
+            if colon and component in COMPONENTS:
+                hint = f"YAML needs a space after the colon, as in {component}: {resources or 0}"
         elif name in placed_by:
             again = "twice in this key" if placed_by[name] == key else f"by {placed_by[name]!r} too"
             message, hint = f"{name} is placed {again}", "place every component once"

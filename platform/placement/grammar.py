@@ -82,7 +82,10 @@ def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[P
         problems.append(Problem(PLACEMENT, "no component is placed", value="{}", allowed=_ALLOWED, hint=hint))
     for key, value in component_placement.items():
         path = f"{PLACEMENT}.{key}"
-        problems += [problem for problem in of_names if problem.key == path]
+        of_name = [problem for problem in of_names if problem.key == path]
+        problems += of_name
+        if of_name and value is None:  # YAML reads `rollout:0` as a key without a value
+            continue
         entry = _entry(path, names[key], value, problems)
         if entry is not None:
             entries.append(entry)
