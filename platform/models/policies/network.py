@@ -66,6 +66,7 @@ def check_network(name: str, spaces: EnvSpaces, options: dict[str, object]) -> N
     the state_dict lacks layers. Rollout, training and a checkpoint would then have different policies.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)  # the same network has the same result every time
         network = build_network(name, spaces, options)
         observations = torch.rand(_ROWS, spaces.observation_size)
         features = _features(name, network, observations)
