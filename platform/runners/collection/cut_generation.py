@@ -36,25 +36,34 @@ def generate_until(
 
     A rank stops when its own share of the needed groups is complete, so it waits for no other rank. With an engine that
     draws the same numbers again, the same responses are cut again. Responses of the first groups begin first.
-    `sampling.max_new_tokens` bounds the whole response.
+    `sampling.max_new_tokens` bounds the whole response: one that is longer, of a checkpoint with a larger bound, is
+    shortened to it and complete.
     """
-    work = [(number, one) for number, group in enumerate(groups) for one in group if not one.complete]
+    longest = sampling.max_new_tokens
+    unfinished = [(number, one) for number, group in enumerate(groups) for one in group if not one.complete]
     left = [sum(not one.complete for one in group) for group in groups]
     complete = delivered = 0
 
-    def on_finished(completion: Completion) -> None:
+    def hand_over(number: int, trajectory: Trajectory) -> None:
         nonlocal complete, delivered
-        number, before = work[completion.index]
-        trajectory = continued(before, completion, engine.version, sampling.max_new_tokens, eos)
         delivered += 1
         deliver(trajectory)
         left[number] -= trajectory.complete
-        if trajectory.complete and not left[number]:
-            complete += 1
-            if complete == needed and delivered < len(work):
-                engine.abort()
+        complete += trajectory.complete and not left[number]
 
-    if needed == 0:
+    for number, one in unfinished:
+        if len(one.token_ids) >= longest:
+            hand_over(number, _shortened(one, longest))
+    work = [(number, one) for number, one in unfinished if len(one.token_ids) < longest]
+
+    def on_finished(completion: Completion) -> None:
+        number, before = work[completion.index]
+        goes_on = complete < needed
+        hand_over(number, continued(before, completion, engine.version, longest, eos))
+        if goes_on and complete == needed and delivered < len(unfinished):
+            engine.abort()
+
+    if complete >= needed:
         for _, one in work:
             deliver(one)
     elif work:
@@ -63,12 +72,28 @@ def generate_until(
                 index,
                 one.prompt.token_ids + one.token_ids,
                 seed(one.prompt, one.sample),
-                sampling.max_new_tokens - len(one.token_ids),
+                longest - len(one.token_ids),
                 len(one.token_ids),
             )
             for index, (_, one) in enumerate(work)
         ]
         engine.generate(requests, sampling, on_finished)
+
+
+def _shortened(one: Trajectory, longest: int) -> Trajectory:
+    """Returns the first `longest` tokens of an incomplete response, as one that the length limit has cut."""
+    segments, rest = [], longest
+    for version, count in one.tokens_by_version:
+        if rest:
+            segments.append((version, min(count, rest)))
+            rest -= segments[-1][1]
+    return replace(
+        one,
+        token_ids=one.token_ids[:longest],
+        log_probs=one.log_probs[:longest],
+        finish_reason="length",
+        segments=tuple(segments) if len(segments) > 1 else (),
+    )
 
 
 def continued(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -95,6 +96,25 @@ class TestTorchEngine:
 
     def test_the_same_responses_are_cut_again(self, shared: ModuleType) -> None:
         assert self.cut_twice(shared)[0] == self.cut_twice(shared)[0]
+
+    @pytest.mark.parametrize("needed", [0, 1, 2, 4])
+    def test_responses_beyond_a_smaller_limit_are_shortened(self, shared: ModuleType, needed: int) -> None:
+        """A run is resumed with a smaller data.max_response_length: they asked for less than no token."""
+        groups = not_begun(4, 2)
+        segments = ((3, 4), (4, 3), (5, 2))
+        long = replace(groups[0][0], token_ids=(5,) * 9, log_probs=(-1.0,) * 9, segments=segments, weights_version=3)
+        exact = replace(long, sample=1, token_ids=(5,) * 6, log_probs=(-1.0,) * 6, segments=())
+        groups[0] = [long, exact]
+        engine = shared.engine_for(shared.causal_lm(), (), max_running=3)
+        found: list[Trajectory] = []
+        generate_until(engine, groups, needed, SamplingParams(6), (), lambda *_: 5, found.append)
+        first, second = after(groups, found)[0]
+        assert (first.token_ids, first.log_probs, first.finish_reason) == ((5,) * 6, (-1.0,) * 6, "length")
+        assert (first.segments, first.weights_version) == (((3, 4), (4, 2)), 3)
+        assert second == replace(exact, finish_reason="length")
+        assert len(complete(after(groups, found))) >= max(needed, 1)
+        assert any(one.token_ids for group in after(groups, found)[1:] for one in group) == (needed > 1)
+        assert all(len(one.token_ids) <= 6 for one in found)
 
     def test_when_all_are_needed_nothing_is_cut(self, shared: ModuleType) -> None:
         engine = shared.engine_for(shared.causal_lm(), (0, 1), max_running=3)
