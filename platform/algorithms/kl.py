@@ -116,7 +116,8 @@ def sequence_mean_kl(kl: FloatBT, mask: BoolBT) -> float:
 class KLController:
     """The coefficient beta that `algorithm.kl_ctrl` describes: constant, or adapted to a target (Ziegler et al. 2019).
 
-    A constant coefficient has no state: on resume the config decides.
+    A constant coefficient has no state: on resume the config decides. An adapted one goes on from the checkpoint,
+    unless the resumed config has another `kl_coef`: it then begins there.
     """
 
     def __init__(self, control: KLControl) -> None:
@@ -133,7 +134,9 @@ class KLController:
             self.coefficient *= 1.0 + error * trajectories / self.control.horizon
 
     def state_dict(self) -> dict[str, float]:
-        return {"coefficient": self.coefficient} if self.control.type == "adaptive" else {}
+        if self.control.type != "adaptive":
+            return {}
+        return {"coefficient": self.coefficient, "initial": self.control.kl_coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Raises CheckpointError if the coefficient is adaptive and was fixed in the run of the checkpoint."""
@@ -144,4 +147,5 @@ class KLController:
                 "the checkpoint holds no adaptive KL coefficient: it was written with algorithm.kl_ctrl.type=fixed; "
                 "resume with that type, or start a new run"
             )
-        self.coefficient = state["coefficient"]
+        initial = self.control.kl_coef
+        self.coefficient = state["coefficient"] if state.get("initial", initial) == initial else initial

@@ -199,6 +199,17 @@ def test_adaptive_controller() -> None:
     assert resumed.coefficient == controller.coefficient
 
 
+def test_a_resume_with_another_initial_coefficient_begins_there() -> None:
+    controller = KLController(ADAPTIVE)
+    controller.update(0.3, trajectories=256)
+    changed = KLController(ADAPTIVE.model_copy(update={"kl_coef": 0.5}))
+    changed.load_state_dict(controller.state_dict())
+    assert changed.coefficient == 0.5
+    again = KLController(ADAPTIVE)
+    again.load_state_dict({"coefficient": controller.coefficient})  # of a checkpoint without the initial value
+    assert again.coefficient == controller.coefficient
+
+
 @given(kl=st.floats(0, 1e6), trajectories=st.integers(1, 4096), target=st.floats(1e-3, 10))
 def test_adaptive_step_has_the_right_sign_and_is_bounded(kl: float, trajectories: int, target: float) -> None:
     controller = KLController(ADAPTIVE.model_copy(update={"target_kl": target}))
