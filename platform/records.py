@@ -142,6 +142,11 @@ class Trajectory:
             return (True,) * len(self.token_ids)
         return tuple(not observed for observed in self.conversation.observed)
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that the policy chose, in all rows of the trajectory."""
+        return sum(sum(row.sampled) for row in (self, *self.rows))
+
 
 @dataclass
 class RolloutBatch:

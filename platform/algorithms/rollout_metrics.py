@@ -25,8 +25,8 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     """Returns metrics of the fields that the batch has, over its active positions; call it before
     `RolloutBatch.flatten`.
 
-    `reward/*` are of the rewards in the batch: per row (a row is one sequence), or per step if the batch has `ends` (a
-    row is a stretch of steps). They, advantages, returns and values are measured at the positions of values
+    `reward/*` are of the rewards in the batch: per trajectory, or per step if the batch has `ends` (a row is a stretch
+    of steps). They, advantages, returns and values are measured at the positions of values
     (`RolloutBatch.value_positions`), everything else at the positions of log-probs. With `batch/active_positions` 0
     there is nothing to train on.
     """
@@ -34,9 +34,9 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     result = {"batch/active_positions": float(mask.sum())}
     active = active_numbers(valued)
     if batch.ends is None:
-        counted = mask.any(dim=1)
-        result |= _spread("reward", torch.where(mask, batch.rewards, 0.0).sum(dim=1)[counted], "/")
-        result |= _spread("len/response", mask.sum(dim=1).float()[counted])
+        rewards, lengths = _of_trajectories(batch)
+        result |= _spread("reward", rewards, "/")
+        result |= _spread("len/response", lengths)
     else:
         result |= _spread("reward", active(batch.rewards), "/")
     if batch.advantages is not None:
@@ -53,6 +53,23 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
         if batch.ends is None:
             result |= token_mismatch_metrics(batch.log_probs, batch.rollout_log_probs, mask)
     return result
+
+
+def _of_trajectories(batch: RolloutBatch) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Returns the reward and the number of sampled tokens of each trajectory with a row that counts.
+
+    Every row has the reward of its trajectory, whose own is their mean. Its tokens are those of all rows.
+    """
+    rewards, lengths = torch.where(batch.mask, batch.rewards, 0.0).sum(dim=1), batch.mask.sum(dim=1).float()
+    counted = batch.mask.any(dim=1)
+    if batch.continues is None:
+        return rewards[counted], lengths[counted]
+    number = ((~batch.continues).cumsum(0) - 1)[counted]  # of each row's trajectory
+    sums = torch.zeros(3, len(batch)).index_add_(
+        1, number, torch.stack([rewards[counted], lengths[counted], torch.ones(len(number))])
+    )
+    rewards, lengths, rows = sums[:, sums[2] > 0]
+    return rewards / rows, lengths
 
 
 def _spread(name: str, numbers: Float[Tensor, " n"], separator: str = "_") -> dict[str, float]:

@@ -294,7 +294,7 @@ class PPO:
             coefficient = self.kl_controller.coefficient
             batch, kl = penalized(batch, self.algorithm, coefficient)
             mean = sequence_mean_kl(kl, batch.mask)
-            self.kl_controller.update(mean, len(batch))
+            self.kl_controller.update(mean, len(batch.trajectory_ids))
             metrics = {"reward/kl": mean, "reward/kl_coef": coefficient}
         if not self.algorithm.full_kl_in_loss:
             batch = replace(batch, reference_states=None)  # large, and the updates would compute a KL for nothing

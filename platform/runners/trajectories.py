@@ -112,7 +112,8 @@ def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> 
         for position, reward in trajectory.step_rewards:
             row[len(trajectory.prompt.token_ids) + position] += reward
     placed, moved = place_process_rewards(addressed, action_mask)
-    return placed, {"reward/process_mean": placed.sum().item() / len(placed), "reward/process_moved": float(moved)}
+    count = sum(not trajectory.continues for trajectory in trajectories)
+    return placed, {"reward/process_mean": placed.sum().item() / count, "reward/process_moved": float(moved)}
 
 
 def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
@@ -185,7 +186,7 @@ def source_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for label, part in by_source(trajectories).items():
         metrics[f"source/{label}/reward"] = mean([trajectory.reward for trajectory in part if trajectory.valid])
-        metrics[f"source/{label}/len"] = mean([len(trajectory.token_ids) for trajectory in part])
+        metrics[f"source/{label}/len"] = mean([one.sampled_tokens for one in part])
         metrics[f"source/{label}/responses"] = float(len(part))
     return metrics
 
@@ -214,7 +215,7 @@ def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: st
     valid = [trajectory for trajectory in trajectories if trajectory.valid]
     numbers = {
         metric.removeprefix("val/"): mean([trajectory.metric for trajectory in valid]),
-        "len": mean([len(trajectory.token_ids) for trajectory in trajectories]),
+        "len": mean([one.sampled_tokens for one in trajectories]),
         "unscored": float(len(trajectories) - len(valid)),
     }
     return {f"val/{part}{name}": number for name, number in numbers.items()}

@@ -54,6 +54,12 @@ def test_a_rollout_uses_the_coefficient_from_before_its_own_kl() -> None:
     torch.testing.assert_close(trained.returns[0], torch.tensor([0.91, 0.94, 0.97]))
 
 
+def test_rows_of_one_response_count_once_for_the_coefficient() -> None:
+    ppo = make_ppo(**ADAPTIVE)
+    ppo.update(replace(make_batch(), continues=torch.tensor([False, True])), 0)
+    assert ppo.kl_controller.coefficient == pytest.approx(0.1 * (1 + 0.2 * 1 / 10))
+
+
 def test_a_full_kl_comes_from_the_actor_and_the_states_of_the_reference_go_no_further() -> None:
     ppo = make_ppo(kl_penalty="full", kl_coef=0.1)
     ppo.learners.reference.fields["reference_states"] = torch.zeros(*SHAPE, 4)

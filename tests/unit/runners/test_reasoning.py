@@ -6,15 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from rl_platform.algorithms.rollout_metrics import rollout_metrics
+from rl_platform.components.agents.conversation_metrics import conversation_metrics
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import Conversation, Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.collection.greedy_baselines import with_baselines
 from rl_platform.runners.trajectories import (
     cut_ends,
+    process_rewards,
     rollout_batch,
     shaped_rewards,
+    training_rows,
     trajectory_metrics,
     unscored_notes,
+    validation_metrics,
 )
 
 PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))
@@ -78,6 +83,32 @@ def test_throughput_counts_all_rows_of_an_agent() -> None:
     metrics = trajectory_metrics([agents, trajectory(3, 0.0)])
     assert metrics["perf/tokens"] == 4 * len(PROMPT.token_ids) + 2 + 4 + 1 + 3
     assert metrics["perf/samples"] == 2
+
+
+def test_a_response_of_several_rows_counts_once() -> None:
+    turn = Conversation(("a", "b"), (False, True, True, False), 1)
+    rewritten = replace(trajectory(3, 0.0), conversation=Conversation(("c",), (False,) * 3, 0))
+    agent = replace(trajectory(4, 1.0), conversation=turn, rows=(rewritten,), step_rewards=((3, 0.5),))
+    short = replace(trajectory(1, 0.0), conversation=Conversation(("d",), (False,), 0))
+    both = [agent, short]
+    rows = training_rows(both, 4)
+    found = rollout_batch(rows, shaped_rewards(rows, Algorithm(), 4), pad_token_id=0)
+    metrics = rollout_metrics(found)
+    assert (metrics["reward/mean"], metrics["reward/max"]) == (0.5, 1.0)
+    lengths = [metrics[f"len/response_{which}"] for which in ("mean", "min", "max")]
+    assert lengths == [3.0, 1.0, 5.0]
+    assert process_rewards(rows, found.action_mask)[1]["reward/process_mean"] == 0.25
+    assert validation_metrics(both, "val/score")["val/len"] == 3.0
+    metrics = conversation_metrics(both)
+    assert (metrics["turns/mean"], metrics["turns/max"], metrics["turns/rows"]) == (2.0, 3.0, 1.5)
+    assert (metrics["tool/calls"], metrics["len/observation_mean"]) == (0.5, 1.0)
+
+
+def test_a_response_none_of_whose_rows_counts_is_no_response() -> None:
+    agent = replace(trajectory(2, 1.0, valid=False), rows=(trajectory(3, 0.0),))
+    rows = training_rows([agent, trajectory(4, 2.0)], 4)
+    metrics = rollout_metrics(rollout_batch(rows, shaped_rewards(rows, Algorithm(), 4), pad_token_id=0))
+    assert (metrics["reward/mean"], metrics["len/response_min"], metrics["len/response_max"]) == (2.0, 4.0, 4.0)
 
 
 def test_the_first_error_of_a_cause_is_reported_with_its_place() -> None:
