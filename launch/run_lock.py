@@ -4,7 +4,7 @@ The lock is the kernel's lock on the file `lock`, which ends with the process th
 Child processes do not inherit it. The file names the holder and is removed with the lock. Locks of some shared file
 systems do not reach other machines. A file that names another machine, or this one before it was restarted, therefore
 counts as held while its holder touches it. A Slurm job that was requeued takes over the lock of its earlier start at
-once. Not covered: two runs within one process, and reading, which needs no lock.
+once. Reading a run needs no lock; `is_running` tells whether one is held. Not covered: two runs within one process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import json
 import logging
 import os
 import platform
+import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +32,8 @@ from rl_platform.errors import FolderInUse
 LOCK = "lock"
 BEAT_S = 5.0  # the holder touches the file this often
 PATIENCE_S = 90.0  # longer than file systems cache the time of a file (NFS: up to 60 s)
+
+_own: set[tuple[int, int]] = set()  # the lock files of this process
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +81,8 @@ def locked(folder: Path, key: str = "runner.output_dir") -> Iterator[None]:
     """
     path = folder / LOCK
     descriptor = _acquired(path, key)
+    own = _identity(os.fstat(descriptor))
+    _own.add(own)
     stop = threading.Event()
     beat = threading.Thread(target=_touch, args=(descriptor, stop), name="run lock", daemon=True)
     beat.start()
@@ -89,6 +95,41 @@ def locked(folder: Path, key: str = "runner.output_dir") -> Iterator[None]:
             if _names(path, descriptor):
                 path.unlink()
         os.close(descriptor)
+        _own.discard(own)
+
+
+def is_running(folder: Path) -> bool:
+    """Returns whether a run holds the lock of `folder`.
+
+    A lock of this machine since its start ends with its process. Any other counts until its holder has not touched it
+    for `PATIENCE_S`.
+    """
+    path = folder / LOCK
+    try:
+        found = path.stat()
+        if _identity(found) in _own:  # closing a descriptor of the file here would release the lock
+            return True
+        with open(path, "rb") as file:
+            held = _is_locked(file.fileno())
+            holder = _holder(file.fileno())
+    except OSError:
+        return False
+    ended = held is False and holder is not None and holder.boot == _boot()
+    return bool(held) or (not ended and time.time() - found.st_mtime < PATIENCE_S)
+
+
+def _is_locked(descriptor: int) -> bool | None:
+    """Returns whether another process holds the kernel's lock on a file; None if the system or the file system cannot
+    tell. Takes no lock itself: a run that starts at this moment would be refused."""
+    if sys.platform != "linux":
+        return None
+    layout = "hhqqi"  # struct flock: type, whence, start, length, process
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return None
+    kind: int = struct.unpack(layout, answer)[0]
+    return kind != fcntl.F_UNLCK
 
 
 def _acquired(path: Path, key: str) -> int:
@@ -176,6 +217,10 @@ def _touch(descriptor: int, stop: threading.Event) -> None:
     while not stop.wait(BEAT_S):
         with suppress(OSError):
             os.utime(descriptor)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _names(path: Path, descriptor: int) -> bool:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.errors import FolderInUse
 from rl_platform.launch import run_lock
-from rl_platform.launch.run_lock import LOCK, Holder, locked
+from rl_platform.launch.run_lock import LOCK, Holder, is_running, locked
 from rl_platform.runners.watching.trace_file import Timeline
 from rl_platform.step_lines import StepLines
 
@@ -84,13 +85,31 @@ time.sleep(60)
     try:
         with pytest.raises(FolderInUse, match=f"process {holder.pid}"), locked(tmp_path):
             pass
+        assert is_running(tmp_path)
         holder.kill()
         holder.wait(HANG_S)
         assert psutil.pid_exists(child)
+        assert not is_running(tmp_path), "for as long as its file was touched lately"
         with locked(tmp_path):
             assert json.loads((tmp_path / LOCK).read_bytes())["pid"] == os.getpid()
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_look_at_the_own_lock_does_not_release_it(tmp_path: Path):
+    take = "from pathlib import Path; from rl_platform.launch.run_lock import locked\n"
+    take += f"with locked(Path({str(tmp_path)!r})): pass"
+    with locked(tmp_path):
+        assert is_running(tmp_path)
+        other = subprocess.run([sys.executable, "-c", take], capture_output=True, text=True, timeout=HANG_S)
+        assert f"process {os.getpid()}" in other.stderr
+    assert not is_running(tmp_path)
+
+
+def test_the_lock_of_another_machine_counts_while_it_is_touched(of_another_machine: Path):
+    assert is_running(of_another_machine.parent)
+    os.utime(of_another_machine, (time.time() - 2, time.time() - 2))
+    assert not is_running(of_another_machine.parent)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import yaml
 from rl_platform.config.layers import value_at
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, DataError, PlatformError
-from rl_platform.launch.run_lock import LOCK, PATIENCE_S
+from rl_platform.launch.run_lock import is_running
 from rl_platform.launch.tools.report.devices import busy_devices, rank_seconds
 from rl_platform.launch.tools.report.facts import Facts
 from rl_platform.launch.tools.run_headline import headline_of_run
@@ -27,7 +26,7 @@ from rl_platform.launch.tools.timeline import TimelineEvent, read_lanes, shown
 from rl_platform.metrics import read_metrics
 from rl_platform.placement.scheduler import Placement
 from rl_platform.redact import without_secrets
-from rl_platform.run_files import METRICS
+from rl_platform.run_files import FINISHED, METRICS
 from rl_platform.step_lines import Line, read_lines
 
 Item = TypeVar("Item")
@@ -114,13 +113,10 @@ def collect(runs: Sequence[Path], page: Path) -> list[ReportedRun]:
 
 
 def state_of(folder: Path) -> State:
-    """Returns whether the run in a folder has ended. A run that writes touches its lock."""
-    if (folder / "finished").exists():
+    """Returns whether the run in a folder has ended."""
+    if (folder / FINISHED).exists():
         return "finished"
-    with suppress(OSError):
-        if time.time() - (folder / LOCK).stat().st_mtime < PATIENCE_S:
-            return "running"
-    return "stopped"
+    return "running" if is_running(folder) else "stopped"
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
