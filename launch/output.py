@@ -47,7 +47,7 @@ _EARLIER = re.compile(r"config-step-(\d+)\.yaml")
 
 def output_path(config: Config) -> Path:
     """Returns the absolute path of the run's folder."""
-    return Path(config.runner.output_dir).expanduser().absolute()
+    return Path(config.runner.output_dir).absolute()
 
 
 class OutputFolder:

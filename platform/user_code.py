@@ -180,12 +180,12 @@ def import_user_module(name: str) -> ModuleType:
     """Imports an installed module, one of the working folder, or a file. Raises the errors of the import."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())  # sys.path of a console script starts with the script's own folder
-    return _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    return _import_file(Path(name).expanduser()) if name.endswith(".py") else importlib.import_module(name)
 
 
 def is_imported(name: str) -> bool:
     """Returns whether a module, or a file of `import_user_module`, has been imported in this process."""
-    return str(Path(name).absolute()) in _files if name.endswith(".py") else name in sys.modules
+    return str(Path(name).expanduser().absolute()) in _files if name.endswith(".py") else name in sys.modules
 
 
 def files_behind(pickled: bytes) -> list[str]:

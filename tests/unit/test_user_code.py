@@ -165,6 +165,11 @@ def test_a_file_is_imported_once_and_finds_the_files_beside_it(tmp_path: Path) -
         import_user_module(str(tmp_path / "other.py"))
 
 
+def test_the_path_of_a_file_may_begin_with_the_home_folder(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(Path(file).parent))
+    assert FUNCTION.load(f"~/{Path(file).name}:scale") is FUNCTION.load(f"{file}:scale")
+
+
 def test_a_child_imports_the_files_that_its_pickle_needs_and_no_others(tmp_path: Path) -> None:
     for name in ("used.py", "other.py"):
         (tmp_path / name).write_text("class Thing: pass\n")

@@ -86,7 +86,7 @@ class Checked:
 
     @property
     def default_folder(self) -> Path:
-        return Path(f"{Path(self.configs[0].config.runner.output_dir).expanduser()}-sweep")
+        return Path(f"{self.configs[0].config.runner.output_dir}-sweep")
 
     @property
     def seeds(self) -> list[str]:

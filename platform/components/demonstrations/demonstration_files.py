@@ -50,7 +50,7 @@ def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstration
     """
     if (problem := absent(settings)) is not None:
         raise ConfigError([problem])
-    path = Path(settings.demonstrations).expanduser()
+    path = Path(settings.demonstrations)
     observations, actions, episodes = (_lerobot if path.is_dir() else _hdf5)(path, settings.observations)
     if not len(actions):
         raise ConfigError([Problem(FILE, "there are no steps in it", value=str(path))])
@@ -67,7 +67,7 @@ def read_demonstrations(settings: WarmStart, spaces: EnvSpaces) -> Demonstration
 
 def absent(settings: WarmStart) -> Problem | None:
     """Returns the problem of demonstrations that are not on this machine."""
-    path = Path(settings.demonstrations).expanduser()
+    path = Path(settings.demonstrations)
     hint = (
         "an HDF5 file of robomimic's layout, or the folder of a LeRobot data set; that of a shipped config is recorded "
         f"by: python examples/demonstrations.py {settings.demonstrations}"

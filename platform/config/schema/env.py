@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rl_platform.config.schema.section import Section, key
+from rl_platform.config.schema.section import Section, UserPath, key
 from rl_platform.user_code import is_named
 
 
@@ -63,7 +63,7 @@ class Env(Section):
     pixels: Pixels | None = key(
         None, "MuJoCo: rendered images as observations; null: the environment's own observations"
     )
-    python: str | None = key(
+    python: UserPath | None = key(
         None,
         "interpreter of the processes that step the environments, as path/to/venv/bin/python, or the name of an "
         "environment that `rl-platform environment NAME` made; null: the platform's own",
@@ -75,7 +75,7 @@ class Env(Section):
         "null: no server",
         min_length=1,
     )
-    token_file: str | None = key(
+    token_file: UserPath | None = key(
         None,
         "file with the servers' token, on every machine; null: the environment variable RL_PLATFORM_ENV_TOKEN",
         min_length=1,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rl_platform.config.schema.models import Offload, offload_key
-from rl_platform.config.schema.section import Section, key
+from rl_platform.config.schema.section import Section, UserPath, key
 
 ENGINES = ("auto", "torch", "sglang", "vllm")
 AGENT_TOOLS = ("search", "python", "calculator")
@@ -98,7 +98,7 @@ class PartialRollout(Section):
 class VLLM(Section):
     """`rollout.vllm`: a Python environment of its own, because vLLM requires other versions of the same packages."""
 
-    python: str | None = key(None, "path of the Python interpreter with vLLM; null: the running one", min_length=1)
+    python: UserPath | None = key(None, "path of the Python interpreter with vLLM; null: the running one", min_length=1)
 
 
 class Rollout(Section):

@@ -14,7 +14,7 @@ LOGGERS = ("tensorboard", "wandb", "trackio")
 class WarmStart(Section):
     """`runner.warm_start`: behaviour cloning before the first PPO step, and demonstrations in PPO's loss."""
 
-    demonstrations: str = Field(
+    demonstrations: UserPath = Field(
         min_length=1, description="HDF5 file of robomimic's layout, or folder of a LeRobot data set; on every machine"
     )
     observations: list[str] = key(
@@ -37,7 +37,7 @@ class Runner(Section):
         description="embodied (policies in simulation) or reasoning (language models)"
     )
     experiment_name: str = key("ppo", "name of the run", min_length=1)
-    output_dir: str = key(
+    output_dir: UserPath = key(
         "runs/${runner.experiment_name}", "folder of metrics, checkpoints, config and samples", min_length=1
     )
     max_steps: int = key(100, "PPO steps", ge=1)

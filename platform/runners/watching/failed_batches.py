@@ -24,7 +24,7 @@ def keep_failed_batch(batch: RolloutBatch, config: Config, kind: str, step: int,
     `torch.load` reads it: the fields of `RolloutBatch` by name, its inputs as `inputs.<name>`. `step` counts from 0,
     the file's name from 1, as metrics do.
     """
-    folder = Path(config.runner.output_dir).expanduser().absolute() / FOLDER
+    folder = Path(config.runner.output_dir).absolute() / FOLDER
     path = folder / f"step-{step + 1:08d}-{kind}-{epoch}.pt"
     try:
         folder.mkdir(exist_ok=True)  # an output folder that was moved is not created again

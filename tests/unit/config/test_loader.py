@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ env:
 data:
   mini_batch_size: ${data.nothing}
 """
+
+
+def test_paths_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    for name, keys, also in (
+        ("embodied/cartpole", ["runner.output_dir", "env.python"], ["env.num_workers=2"]),
+        ("embodied/robosuite_lift", ["runner.warm_start.demonstrations"], []),
+        ("reasoning/ppo_tiny", ["rollout.vllm.python"], ["rollout.backend=vllm"]),
+    ):
+        config = load_config(CONFIGS / f"{name}.yaml", [*(f"{key}=~/there" for key in keys), *also]).config
+        assert [attrgetter(key)(config) for key in keys] == ["/home/ada/there"] * len(keys)
 
 
 def test_all_problems_at_once_in_the_order_of_lines(load: Any, tmp_path: Path) -> None:

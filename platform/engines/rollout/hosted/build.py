@@ -31,7 +31,7 @@ def hosted_engine(
     longest = config.data.longest_sequence
     description = model_config.to_dict()
     description |= {"architectures": description.get("architectures") or [_architecture(model_config)]}
-    logs = Path(config.runner.output_dir).expanduser().absolute() / LOGS
+    logs = Path(config.runner.output_dir).absolute() / LOGS
     if rollout.backend == "vllm":
         from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 
