@@ -101,4 +101,4 @@ def located(loaded: LoadedConfig) -> Iterator[None]:
         placed = type(error)([with_place(problem) for problem in error.problems])
         for note in getattr(error, "__notes__", []):  # of a run that had begun
             placed.add_note(note)
-        raise placed from error
+        raise placed from None

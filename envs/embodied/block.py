@@ -101,6 +101,8 @@ class EnvBlock:
         self._truncated = buffers.truncated[rows]
         self._invalid = buffers.invalid[rows]
         self._idle = buffers.idle[rows]
+        self._warned = buffers.warned  # of all blocks
+        self._warned[rows] = setup.render_mode is not None  # a drawing repeats an evaluation
         self._ended_returns = buffers.returns[rows]
         self._ended_lengths = buffers.lengths[rows]
         self._returns = np.zeros(last - first)
@@ -242,10 +244,25 @@ class EnvBlock:
         if not (all_finite(self._may_be_infinite) and all_finite(self._rewards)):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
         if np.count_nonzero(invalid):
+            self._warn_of_invalid()
             self._finals[invalid] = self._observations[invalid]
             self._rewards[invalid] = 0.0
             self._terminated[invalid] = False
             self._truncated[invalid] = True
+
+    def _warn_of_invalid(self) -> None:
+        """Logs once why a step is invalid. Environments that raised are left out: `Spares.count` logs them."""
+        for i in self._invalid.nonzero()[0].tolist():
+            if self._warned.any() or self._spares.is_new(i):
+                continue
+            self._warned[self._first + i] = True
+            reason = "its physics diverged"
+            if not np.isfinite(self._rewards[i]):
+                reason = f"its reward is {self._rewards[i]}"
+            elif not np.isfinite(self._finals[i]).all():
+                reason = f"its observation has {_not_finite(self._shaped_finals[i])}"
+            message = "%s: %s in step %d of an episode. Such episodes end; episode/invalid counts them"
+            logger.warning(message, self._spares.named(i), reason, self._lengths[i] + 1)
 
     def _reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> None:
         """Starts episodes of environments `which`; a seed of None keeps an environment's random state.
@@ -279,7 +296,7 @@ class EnvBlock:
         while not (self._spaces.images or all_finite(self._observations[which])):
             which = which[~np.isfinite(self._observations[which]).all(axis=1)]
             for i in which.tolist():
-                self._count(i, "reset", self._not_finite(i))
+                self._count(i, "reset", self._first_not_finite(i))
             self._observations[which] = native.reset(which, [self._spares.seed_of_new(i) for i in which.tolist()])
 
     def _begin(self, i: int, seed: int | None) -> Exception | None:
@@ -292,15 +309,10 @@ class EnvBlock:
             return error
         self._check_observation(i, observation, "reset")
         self._shaped_observations[i] = observation
-        return None if self._spaces.images or all_finite(self._observations[i]) else self._not_finite(i)
+        return None if self._spaces.images or all_finite(self._observations[i]) else self._first_not_finite(i)
 
-    def _not_finite(self, i: int) -> NotFinite:
-        """Returns where the first observation of environment i is not finite."""
-        observation = self._shaped_observations[i]
-        places = np.argwhere(~np.isfinite(observation)).tolist()
-        others = f" and at {len(places) - 1} more" if len(places) > 1 else ""
-        place = f"{observation[tuple(places[0])]} at {places[0]}{others} of shape {observation.shape}"
-        return NotFinite(f"the first observation has {place}")
+    def _first_not_finite(self, i: int) -> NotFinite:
+        return NotFinite(f"the first observation has {_not_finite(self._shaped_observations[i])}")
 
     def render(self) -> np.ndarray:
         """Returns a frame of the first environment, [height,width,3] uint8."""
@@ -364,6 +376,13 @@ class EnvBlock:
 def is_lost(saved: bytes) -> bool:
     """Returns whether the environment of a state of `EnvBlock.save` could not be saved."""
     return pickle.loads(saved)[0] is None
+
+
+def _not_finite(observation: np.ndarray) -> str:
+    """Returns the first number that is not finite, its place, and the number of others."""
+    places = np.argwhere(~np.isfinite(observation)).tolist()
+    others = f" and at {len(places) - 1} more" if len(places) > 1 else ""
+    return f"{observation[tuple(places[0])]} at {places[0]}{others} of shape {observation.shape}"
 
 
 def _cannot_save(env: AnyEnv, *state: bytes) -> bytes:

@@ -52,6 +52,7 @@ class Spares:
         self.replaced = np.zeros_like(lengths)
         self._latest: dict[int, Failure] = {}  # of environments of which no episode has ended since
         self._longest = np.zeros_like(lengths)  # of the episodes that ended
+        self._warned: Failure | None = None  # the last one
 
     def ended(self, which: np.ndarray) -> None:
         """Must be called for valid episodes that ended, before they are reset."""
@@ -79,21 +80,23 @@ class Spares:
         """
         step = 0 if doing == "reset" else int(self._lengths[i]) + 1
         failed = Failure(type(error).__name__, raised_at(error, installed=True), step)
-        name, allowed, used = self._named(i), self._setup.restarts, int(self._failures.sum())
+        name, allowed, used = self.named(i), self._setup.restarts, int(self._failures.sum())
         if allowed and self._repeats(i, failed):
             return f"{name}: {failed}, twice in a row: no further restart (env.restarts), correct the code"
         if used >= allowed:
             return f"{name}: {failed}: no restart is left of {allowed} (env.restarts)"
-        text = "%s is started again, %d restarts are left: %s: %s"
-        trace = error if error.__traceback__ else None
-        logger.warning(text, name, allowed - used - 1, failed, error, exc_info=trace)
-        self._latest[i] = failed
+        again = f"{name} is started again, restarts left: {allowed - used - 1}"
+        if failed == self._warned:
+            logger.warning("%s: as above", again)
+        else:
+            logger.warning("%s: %s: %s", again, failed, error, exc_info=error if error.__traceback__ else None)
+        self._latest[i] = self._warned = failed
         self._failures[self._first + i] += 1
         self.replaced[i] += 1
         self._new.add(i)
         return ""
 
-    def _named(self, i: int) -> str:
+    def named(self, i: int) -> str:
         """Returns environment first + i, with its id and task, for messages."""
         description, number = self._setup.description, self._first + i
         names = description.task_names
@@ -103,6 +106,10 @@ class Spares:
     def _repeats(self, i: int, failed: Failure) -> bool:
         """Returns whether this failure is that of the same environment before it, without progress in between."""
         return self._latest.get(i) == failed and (failed.step <= 1 or self._longest[i] < failed.step)
+
+    def is_new(self, i: int) -> bool:
+        """Returns whether environment first + i is a replacement that has not begun an episode."""
+        return i in self._new
 
     def seed_of_new(self, i: int) -> int | None:
         """Returns the seed of a new replacement, once; None for an environment that keeps its random state."""

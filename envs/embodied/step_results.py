@@ -70,9 +70,9 @@ def picture_of(given: object) -> np.ndarray:
 
 
 def interface_hint(error: Exception) -> str:
-    """Returns a line on Gymnasium's interface for errors of environments of the older gym; else an empty text."""
+    """Returns a line on the interface of Gymnasium if `error` shows that an environment has another one, else ""."""
     text = str(error)
-    if isinstance(error, ValueError) and "values to unpack" in text:
+    if isinstance(error, ValueError | TypeError) and re.search("values to unpack|cannot unpack", text):
         return (
             "\nIn Gymnasium reset() returns (observation, info), and step() returns (observation, reward, terminated, "
             "truncated, info)"

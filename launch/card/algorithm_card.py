@@ -114,14 +114,14 @@ def _estimator(algorithm: Algorithm) -> str:
     return (
         f"{name}, "
         + {
-            "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward"
+            "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masked positions are skipped"
             + (", truncated responses bootstrapped with the critic's value" if algorithm.bootstrap_truncated else ""),
             "grpo": _grpo(algorithm),
             "rloo": "score minus mean of the other samples of the group",
             "opo": "score minus mean of the group, each sample weighted by its length",
             "optimal_token_baseline": "reward to go minus mean of the group at the same token, each sample weighted by "
             "the squared gradients of its tokens so far",
-            "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward"
+            "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masked positions are skipped"
             + (", the KL penalty of each token its own" if algorithm.reinforce_kl_credit == "local" else ""),
             "reinforce_plus_plus_baseline": "score minus mean of the group",
             "remax": "score minus the score of the greedy response to the same prompt",

@@ -95,10 +95,8 @@ def _evaluated(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str], co
         collect_as_usual()
         with reporter.phase("evaluate"):
             if isinstance(task, EmbodiedRunner):
-                videos = ", and draws a video of each" if video else ""
-                reporter.note(
-                    f"{config.env.evaluation.episodes} episodes with likely, then with sampled actions{videos}"
-                )
+                episodes = f"{config.env.evaluation.episodes} episodes"
+                reporter.note(f"{episodes} with the most likely actions, then {episodes} with sampled actions")
                 rows = _episodes(task, config.env, place, video, reporter)
             else:
                 assert isinstance(task, ReasoningRunner)

@@ -51,6 +51,10 @@ class Policy:
         self._choices = 0  # so far; each has random numbers of its own
         self.reset()
 
+    def __repr__(self) -> str:
+        about = self.saved.description
+        return f"Policy of step {about.step} for {about.environment}, observation {self.spaces.observation_shape}"
+
     def reset(self) -> None:
         """Begins an episode in every environment. Their number may change here."""
         self._memory: np.ndarray | None = None  # [N,H] of a recurrent policy

@@ -24,7 +24,7 @@ from rl_platform.launch.views.panels import print_lines, print_start
 from rl_platform.reporter import Reporter, RunInfo, Sample
 
 REDRAW_SECONDS = 0.25
-_LABEL = 11  # width of the first column
+_LABEL = 12  # width of the first column
 _CELL = 20  # least width of a key number: label and value
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"

@@ -246,7 +246,7 @@ def test_a_rollout_that_is_killed_while_it_generates_and_with_half_of_the_weight
     noticed = next(record.created for record in caplog.records if "is started again" in record.getMessage())
     assert noticed - Path("killed in generate").stat().st_mtime < NOTICED_S
     warnings = [text for text in caplog.messages if "is started again" in text]
-    for warning, left in zip(warnings, ("2 restarts are left", "1 restarts are left"), strict=True):
+    for warning, left in zip(warnings, ("restarts left: 2", "restarts left: 1"), strict=True):
         assert warning.startswith("rollout[1]")
         assert left in warning
     assert metrics("runtime/restarts") == [0, 1, 2]
@@ -349,7 +349,7 @@ def test_a_learner_that_is_killed_while_it_learns(command, of_two_learners, monk
     assert "resumed from step 1" in ended.out
     (warning,) = [text for text in caplog.messages if "the run starts again" in text]
     assert warning.startswith("the process of actor,critic,rollout,reward[1] died")
-    assert warning.endswith("in 0 s, 0 restarts are left")
+    assert warning.endswith("in 0 s, restarts left: 0")
     assert equal(learned(STEPS), expected)
     assert lines() == logged
 

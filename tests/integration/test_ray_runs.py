@@ -255,7 +255,7 @@ def test_a_run_without_its_ray_goes_on_with_a_new_one(
     assert process.returncode == 143, errors
     assert "resumed from step" in out
     assert f"{what} at " in errors
-    assert "the run starts again from its newest checkpoint in 0.5 s, 2 restarts are left" in errors
+    assert "the run starts again from its newest checkpoint in 0.5 s, restarts left: 2" in errors
     assert "Traceback" not in errors
     assert_gone(again)
     steps = [json.loads(line)["step"] for line in (folder / "out/metrics.jsonl").read_text().splitlines()]

@@ -31,8 +31,9 @@ def find_problem(env_id: str, code: object, error: Exception) -> Problem | None:
 
 def _unknown(env_id: str, module: str, name: str, code: object, error: Exception) -> Problem:
     near = similar_ids(name, list(gymnasium.registry))
-    if code is not None and not near:
-        near = difflib.get_close_matches(name, [each for each in vars(code) if callable(getattr(code, each))])
+    if code is not None:
+        made = [each for each, value in vars(code).items() if callable(value)]
+        near = difflib.get_close_matches(name, [*near, *made])
     register = f"write MODULE:{name} with the module whose import registers it"
     if name.startswith(OF_PROGRAM):
         register = (

@@ -135,7 +135,7 @@ class EnvWorkers:
         count = int(failures.sum())
         if count >= self._restarts:
             raise error
-        logger.warning("%s; its environments are replaced, %d restarts are left", error, self._restarts - count - 1)
+        logger.warning("%s; its environments are replaced, restarts left: %d", error, self._restarts - count - 1)
         failures[max(int(self.buffers.busy[index]), rows.start)] += 1  # 0 before its first step
         self._members[index].kill()
         last_seen = self.buffers.observations[rows]  # a killed worker may have left invalid numbers

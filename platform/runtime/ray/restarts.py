@@ -50,5 +50,5 @@ class Restarts:
         self._used[host.members] += 1
         used, names = self._used[host.members], ", ".join(host.labels)
         left = self.allowed - used
-        logger.warning("%s (pid %d): %s; it is started again, %d restarts are left", names, host.pid, host.death, left)
+        logger.warning("%s (pid %d): %s; it is started again, restarts left: %d", names, host.pid, host.death, left)
         return f"{host.placed.name} (restart {used})"

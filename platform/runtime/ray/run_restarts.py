@@ -49,7 +49,7 @@ class RunRestarts:
             pause = min(self._backoff_s * 2.0 ** min(self._used, 100), LONGEST_PAUSE_S)
             self._used += 1
             left = self._allowed - self._used
-            text = "%s; the run starts again from its newest checkpoint in %g s, %d restarts are left"
+            text = "%s; the run starts again from its newest checkpoint in %g s, restarts left: %d"
             log.warning(text, reason, pause, left)
             time.sleep(pause)
 

@@ -209,7 +209,7 @@ def test_a_first_observation_that_is_not_finite_costs_a_restart(make, tmp_path, 
     assert all(np.isfinite(result.observations).all() for result in results)
     name = r"environment 1 \(toy_envs:Planned-v0, task push\)"
     assert re.search(
-        rf"{name} is started again, 1 restarts are left: NotFinite in reset: .* -inf at \[0, 1\]", caplog.text
+        rf"{name} is started again, restarts left: 1: NotFinite in reset: .* -inf at \[0, 1\]", caplog.text
     )
 
 
@@ -227,6 +227,15 @@ def test_first_observations_that_stay_not_finite_end_it(make, lost, restarts: in
         found.value
     )
     assert "Traceback" not in str(found.value)
+
+
+def test_the_same_failure_of_another_environment_is_told_briefly(started, caplog, tmp_path: Path) -> None:
+    envs = started("toy_envs:Planned-v0", 3, 0, {"plan": [1, 2, 6], "tag": str(tmp_path)}, restarts=9)
+    steps(envs, 2)
+    first, second, third = caplog.messages
+    assert first.endswith("in step 1 of an episode: bug in call 1")
+    assert second == "environment 1 (toy_envs:Planned-v0) is started again, restarts left: 7: as above"
+    assert third.endswith("in step 2 of an episode: bug in call 6")
 
 
 def test_the_last_failure_says_that_no_restart_is_left(make, tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ class Older(Own):
         return self.seen, 1.0, False, {}
 
 
+class NoResult(Own):
+    def step(self, action):
+        pass
+
+
 class OlderReset(Own):
     def reset(self):
         return self.seen
@@ -120,9 +125,13 @@ def test_other_types_of_equal_numbers_are_taken(folder: Path, space: str, seen: 
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [("Older", r"step\(\) returns \(observation, reward"), ("OlderReset", "seed=None, options=None")],
+    [
+        ("Older", r"step\(\) returns \(observation, reward"),
+        ("NoResult", r"step\(\) returns \(observation, reward"),
+        ("OlderReset", "seed=None, options=None"),
+    ],
 )
-def test_environments_of_the_older_gym_get_the_interface(folder: Path, kind: str, text: str) -> None:
+def test_environments_of_another_interface_get_that_of_gymnasium(folder: Path, kind: str, text: str) -> None:
     with pytest.raises(WorkerError, match=rf"In Gymnasium .*{text}"):
         run(folder, kind)
 

@@ -132,8 +132,13 @@ def test_workers_and_gymnasium_itself_give_the_same_numbers(make, env_id: str) -
         starts = [result.observations for result in results]
 
 
-@pytest.mark.parametrize("fault", ["nan reward", "inf observation"])
-def test_numbers_that_are_not_finite_end_the_episode_and_stay_inside(make, num_workers: int, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("nan reward", "its reward is nan"), ("inf observation", "its observation has inf at [0, 1] of shape (1, 2)")],
+)
+def test_numbers_that_are_not_finite_end_the_episode_and_stay_inside(
+    make, num_workers: int, fault: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     envs = make(TOY, 3, num_workers, {"fault": fault, "which": 1, "at": 3})
     envs.reset([0, 1, 2])
     results: list[StepResult] = [envs.step(_actions(envs, 0.5)) for _ in range(8)]
@@ -149,6 +154,9 @@ def test_numbers_that_are_not_finite_end_the_episode_and_stay_inside(make, num_w
     assert results[2].episodes == []
     assert [episode.env_index for episode in results[4].episodes] == [0, 2]
     assert results[5].invalid.tolist() == [False, True, False], "the fault comes again in the next episode"
+    if num_workers == 0:  # workers print it
+        (warning,) = caplog.messages
+        assert warning.startswith(f"environment 1 (toy_envs:Toy-v0): {reason} in step 3 of an episode")
 
 
 def test_an_env_that_raises_is_named_with_its_traceback(make, num_workers: int) -> None:

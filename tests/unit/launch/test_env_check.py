@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium
 import pytest
 
 from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.build_problems.build_failure import build_problem
+from rl_platform.envs.embodied.build_problems.find_failure import find_problem
 from rl_platform.envs.embodied.build_problems.simulator_packages import SIMULATORS, simulator_of
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.launch.start_checks.policy_fit import policy_problems
@@ -42,6 +45,12 @@ TASKS = "env.tasks=[{name: one, kwargs: {task: push}}, {name: two, kwargs: {%s}}
 @pytest.fixture(autouse=True)
 def arm(folder: Path) -> None:
     (folder / "arm.py").write_text(ARM)
+
+
+def test_a_class_of_the_module_may_be_nearer_than_a_registered_name() -> None:
+    problem = find_problem("arms:Rech", SimpleNamespace(Reach=object), gymnasium.error.NameNotFound("not registered"))
+    assert problem is not None
+    assert problem.hint == "did you mean Reach? env.id=arms:Reach"
 
 
 @pytest.mark.parametrize("mode", ["--check", "--plan", "--rehearse"])

@@ -98,10 +98,10 @@ def test_the_screen_shows_what_matters(view: LiveView) -> None:
 def test_embodied_numbers(tmp_path: Path) -> None:
     view = LiveView(console())
     view.start(info(tmp_path, "embodied"))
-    view.step(1, METRICS["embodied"])
+    view.step(1, METRICS["embodied"] | {"val/success_once": 0.3})
     text = screen(view)
     view.close()
-    for part in ("1,234", "2,345", "1,000", "8,123", "entropy    –"):
+    for part in ("1,234", "2,345", "1,000", "8,123", "entropy     –", "val success 0.300"):
         assert part in text
 
 
