@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure
+from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure, is_lost
 from rl_platform.envs.embodied.buffers import Buffers, all_finite
 from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, find_spec, make_env
 from rl_platform.envs.embodied.env_facts import inspect_env
@@ -128,6 +128,7 @@ class VectorEnv:
         self._blocks: list[EnvBlock] = []
         self._workers: EnvWorkers | None = None
         self.native, self._closed, self._failures = False, False, 0
+        self._unseen = np.zeros(num_envs, bool)  # whose next step is invalid, as in the run that saved them
         setup = EnvSetup(description, spec, self.spaces, numbers or range(num_envs), render_mode, restarts)
         self._bounds = _shares(num_envs, num_workers or stages)
         if num_workers == 0:
@@ -169,6 +170,7 @@ class VectorEnv:
         assert len(seeds) == self.num_envs, f"{len(seeds)} seeds for {self.num_envs} environments"
         seeds = [int(seed) for seed in seeds]
         self._seed_with(seeds[0], 0)
+        self._unseen[:] = False
         self._call("reset", seeds)
         return self.observations
 
@@ -195,7 +197,7 @@ class VectorEnv:
                 raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
         else:
             self._buffers.actions[rows] = actions
-        self._buffers.idle[rows] = False if idle is None else idle
+        self._buffers.idle[rows] = self._unseen[rows] if idle is None else idle | self._unseen[rows]
         self._under_way[stage] = True
         if self._workers:
             with self._closing_on_error():
@@ -222,6 +224,10 @@ class VectorEnv:
         self._under_way[stage] = False
         self._steps += 1
         buffers = self._buffers
+        if np.count_nonzero(unseen := self._unseen[self.rows[stage]]):
+            buffers.truncated[self.rows[stage]] |= unseen
+            buffers.invalid[self.rows[stage]] |= unseen
+            unseen[:] = False  # a view
         observations, rewards, terminated, truncated, invalid = [array.copy() for array in self._results[stage]]
         ended = terminated | truncated
         which, finals, episodes = ended.nonzero()[0], self._no_finals, []
@@ -271,10 +277,12 @@ class VectorEnv:
         """Returns the state to continue bit for bit, in types that `torch.load(weights_only=True)` accepts.
 
         The number of workers may change between runs, the environments may not. A warning names an environment that
-        cannot be saved; a resumed run starts a new episode for it.
+        cannot be saved; a resumed run starts a new episode for it. `unseen` has the environments of replaced workers
+        whose first observations no step has returned yet.
         """
         assert not any(self._under_way), "receive() the running step first"
         envs = self._call("save")  # first, because replaced environments may have to start
+        unseen = {*self._unseen.nonzero()[0].tolist(), *(self._workers.unseen() if self._workers else ())}
         return {
             "id": self.description.id,
             "num_envs": self.num_envs,
@@ -282,6 +290,7 @@ class VectorEnv:
             "steps": self._steps,
             "observations": self._buffers.observations.tobytes(),
             "envs": envs,
+            "unseen": sorted(i for i in unseen if not is_lost(envs[i])),  # a resumed run resets those that are lost
         }
 
     def load_state_dict(self, state: StateDict, chosen: Sequence[int] | None = None) -> np.ndarray:
@@ -300,6 +309,7 @@ class VectorEnv:
                 self.receive(stage)
         self._seed_with(state["seed"], state["steps"])
         which = list(range(count) if chosen is None else chosen)
+        self._unseen[:] = np.isin(which, state.get("unseen", ()))  # older checkpoints have none
         restart_seeds = np.random.SeedSequence([self._seed, self._steps]).generate_state(count)[which].tolist()
         dtype = self._buffers.observations.dtype
         self._buffers.observations[:] = np.frombuffer(state["observations"], dtype).reshape(count, -1)[which]
@@ -320,7 +330,7 @@ class VectorEnv:
         if self._workers:
             self._workers.seed = seed
 
-    def _call(self, method: str, *per_env: Sequence[object]) -> list[object]:
+    def _call(self, method: str, *per_env: Sequence[object]) -> list[Any]:
         """Calls a method of every EnvBlock with its part of each list and returns the joined results."""
         with self._closing_on_error():
             if self._workers:

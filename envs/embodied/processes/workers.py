@@ -59,6 +59,10 @@ class EnvWorkers:
     def pids(self) -> list[int]:
         return [member.pid for member in self._members]
 
+    def unseen(self) -> list[int]:
+        """Returns the environments of replaced workers whose first observations no step has returned yet."""
+        return [env for index in sorted(self._replaced) for env in range(*self._bounds[index : index + 2])]
+
     def wait_for_start(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         for member in self._members:

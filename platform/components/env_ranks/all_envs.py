@@ -147,9 +147,17 @@ def joined_states(states: Sequence[StateDict], shares: Shares) -> StateDict:
     width = len(states[0]["observations"]) // len(states[0]["envs"])
     observations: list[bytes] = [b""] * shares.num_envs
     envs: list[object] = [None] * shares.num_envs
+    unseen: list[int] = []
     for rank, state in enumerate(states):
-        for own, number in enumerate(shares.of(rank).tolist()):
+        numbers = shares.of(rank).tolist()
+        for own, number in enumerate(numbers):
             observations[number] = state["observations"][own * width : (own + 1) * width]
             envs[number] = state["envs"][own]
-    whole = {"num_envs": shares.num_envs, "observations": b"".join(observations), "envs": envs}
+        unseen += [numbers[own] for own in state["unseen"]]
+    whole = {
+        "num_envs": shares.num_envs,
+        "observations": b"".join(observations),
+        "envs": envs,
+        "unseen": sorted(unseen),
+    }
     return {**states[0], **whole}

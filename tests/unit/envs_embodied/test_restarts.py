@@ -266,8 +266,32 @@ def test_a_state_can_be_saved_while_a_replacement_starts(started) -> None:
     state = envs.state_dict()
     other = started(TOY, 2, 0, {})
     assert other.load_state_dict(state).tolist() == [[1, 3], [1, 0]]
-    assert steps(envs, 1)[0].invalid.tolist() == [False, True], "nobody saw that observation yet"
-    assert steps(envs, 1)[0].observations.tolist() == [[2, 0], [1, 1]]
+    expected = steps(envs, 2)
+    assert expected[0].invalid.tolist() == [False, True], "nobody saw that observation yet"
+    assert expected[1].observations.tolist() == [[2, 0], [1, 1]]
+    assert_equal_rows(steps(other, 2), expected, [0, 1])
+
+
+def test_a_resumed_run_acts_on_no_observation_of_an_episode_that_was_lost_before_the_save(started) -> None:
+    envs = started(TOY, 4, 2, {}, restarts=3)
+    steps(envs, 2)
+    killed(envs, 1)
+    state = envs.state_dict()
+    assert state["unseen"] == [2, 3]
+    expected = steps(envs, 6)
+    for workers in (0, 2, 4):
+        resumed = started(TOY, 4, workers, {})
+        resumed.load_state_dict(state)
+        assert resumed.state_dict()["unseen"] == [2, 3], "a state of a state"
+        results = steps(resumed, 6)
+        assert_equal_rows(results, expected, [0, 1, 2, 3])
+        assert resumed.state_dict()["unseen"] == []
+        assert [[(one.env_index, one.length) for one in result.episodes] for result in results] == [
+            [(one.env_index, one.length) for one in result.episodes] for result in expected
+        ]
+    chosen = started(TOY, 2, 0, {})
+    chosen.load_state_dict(state, [1, 2])
+    assert steps(chosen, 1)[0].invalid.tolist() == [False, True]
 
 
 def test_a_replacement_that_is_idle_waits_for_the_next_choice(started) -> None:
