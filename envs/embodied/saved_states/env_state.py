@@ -3,7 +3,8 @@
 Wrappers and environment are saved attribute by attribute (counters, random generators, physical state) and restored
 into a new environment of the same kind. Of MuJoCo data the integration state and all arrays are saved, because some
 environments read quantities of the previous position. The model is not saved, as it can have megabytes of meshes.
-The functions of Gymnasium's wrappers are not saved either.
+The functions of Gymnasium's wrappers are not saved either. Of a method of the environment, as one of a table of
+commands, only the name is saved.
 Environments cannot be pickled themselves: many are rebuilt from their constructor's arguments without their state.
 Arrays that share memory, with each other or with MuJoCo's data, share it again after the restore.
 The bytes are a pickle, and restoring a pickle may run code. `refuse_code` finds out without running any.
@@ -20,7 +21,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
     from rl_platform.envs.embodied.spaces import AnyEnv
 
-Key = tuple[int, str]  # (index of the layer, name of the attribute)
+Key = tuple[int, str]  # (index of the layer, name of the attribute), or NAME + _METHOD for a method of the layer
+_METHOD = "()"
 
 LIVE_MODULES = ("mujoco.", "gymnasium.envs.mujoco.mujoco_rendering")
 # arrays that each step recomputes, that hold addresses, or that are in the integration state
@@ -222,6 +224,10 @@ class _Pickler(pickle.Pickler):
         return shared
 
     def persistent_id(self, value: object) -> Key | None:
+        if type(value) is MethodType and (layer := self._keys.get(id(value.__self__))) and not layer[1]:
+            name = value.__name__
+            if getattr(type(value.__self__), name, None) is value.__func__:  # what a restore finds by this name
+                return layer[0], name + _METHOD
         return self._keys.get(id(value))
 
     def reducer_override(self, value: object) -> object:  # type: ignore[override]
@@ -284,6 +290,13 @@ class _Unpickler(pickle.Unpickler):
         self._live = live
 
     def persistent_load(self, key: Key) -> object:
+        index, name = key
+        if name.endswith(_METHOD):
+            layer = self._live.get((index, ""))
+            function = getattr(type(layer), name.removesuffix(_METHOD), None)
+            if not isinstance(function, FunctionType):
+                raise CheckpointError(f"the environment has no method {name} any more")
+            return MethodType(function, layer)
         if key not in self._live:
             raise CheckpointError(_OTHER_LAYERS)
         return self._live[key]

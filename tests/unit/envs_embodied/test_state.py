@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import (
     DtypeObservation,
     FlattenObservation,
@@ -199,6 +200,64 @@ def test_wrappers_of_gymnasium_continue_exactly_and_hold_no_code(name: str) -> N
     for action in actions:
         for ours, theirs in zip(saved.step(action)[:4], resumed.step(action)[:4], strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+class Commanded(gymnasium.Env):
+    """Holds its own methods in a table, as many games do."""
+
+    observation_space, action_space = Box(-9, 9, (1,)), Discrete(2)
+
+    def __init__(self, commands: tuple[str, ...] = ("left", "right")) -> None:
+        self.commands = {name: getattr(self, name) for name in commands}
+        self.place, self.latest = 0, None
+
+    def left(self) -> None:
+        self.place -= 1
+
+    def right(self) -> None:
+        self.place += 1
+
+
+def test_methods_of_the_environment_itself_are_saved_by_name_and_hold_no_code() -> None:
+    saved, resumed = (gymnasium.wrappers.OrderEnforcing(Commanded()) for _ in range(2))
+    own = saved.unwrapped
+    own.latest = own.commands["right"]
+    own.latest()
+    state = save(saved)
+    refuse_code([pickle.dumps((state, 0.0, 0))])
+    restore(resumed, state)
+    other = resumed.unwrapped
+    other.latest()
+    other.commands["right"]()
+    assert (own.place, other.place) == (1, 3)
+    own.right = own.left  # no longer the method of that name
+    own.latest = own.right
+    restore(resumed, save(saved))
+    other.latest()
+    assert (own.place, other.place) == (1, 0)
+
+
+def test_a_method_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = save(Commanded())
+    other = Commanded(())
+    monkeypatch.delattr(Commanded, "left")
+    with pytest.raises(CheckpointError, match=r"no method left\(\) any more"):
+        restore(other, state)
+
+
+def test_a_state_cannot_call_a_method() -> None:
+    """pickle would call what a state names as a function; the check refuses it before that."""
+
+    class Calls:
+        def __reduce__(self) -> tuple[object, tuple[()]]:
+            return own.right, ()
+
+    own = Commanded()
+    own.latest = Calls()
+    state = save(own)
+    with pytest.raises(CheckpointError, match="'object' object is not callable"):
+        refuse_code([pickle.dumps((state, 0.0, 0))])
+    assert own.place == 0
 
 
 def test_a_function_without_a_module_is_told() -> None:
