@@ -31,7 +31,9 @@ def read_policy(folder: Path) -> SavedPolicy:
     try:
         description = PolicyDescription.model_validate_json(read_regular(folder / DESCRIPTION, LARGEST_DESCRIPTION))
         _refuse_code(description.model.type, folder)
-        return SavedPolicy(description, load_file(folder / WEIGHTS))
+        # copies, whose memory is aligned as that of a checkpoint's: in the file, products may round differently
+        weights = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+        return SavedPolicy(description, weights)
     except ValidationError as error:
         each = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors())
         wrong = "; ".join(each)

@@ -15,11 +15,14 @@ import pytest
 import torch
 from policies import observations, saved
 
+from rl_platform.algorithms.action_levels import ActionLevels
+from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
-from rl_platform.envs.embodied.spaces import ObservationPart
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, ObservationPart
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.launch.saved.loaded_policy import Policy, load_policy
-from rl_platform.models.saved_policy import DESCRIPTION, WEIGHTS
+from rl_platform.models.embodied_policy import build_policy
+from rl_platform.models.saved_policy import DESCRIPTION, WEIGHTS, SavedPolicy
 
 MASKED = "rl_platform.envs.embodied.masked:Masked-v0"
 GRU = "{type: gru, hidden_sizes: [16], recurrent_size: 8}"
@@ -256,6 +259,24 @@ def test_folders_without_a_policy(command, folder: Path) -> None:
     assert command("reasoning.yaml", "runner.max_steps=1", "runner.output_dir=words").code == 0
     with pytest.raises(ConfigError, match=r"only embodied policies act\n.*\n.*rl-platform export .*words"):
         load_policy("words")
+
+
+def test_a_policy_from_a_file_acts_to_the_bit_as_the_one_that_was_written(tmp_path: Path) -> None:
+    """Products of matrices may round differently where the numbers do not begin at a multiple of 64 bytes."""
+    spaces = EnvSpaces((5,), ActionSpace("continuous", 2), (2,), (-1.0, -1.0), (1.0, 1.0))
+    model = Model(type="gru", hidden_sizes=[9], recurrent_size=7, action_distribution="squashed")
+    levels = ActionLevels(1, 2)
+    changes = {"spaces": spaces, "model": model, "levels": levels, "normalizer": None}
+    about = saved("memory").description.model_copy(update=changes)
+    torch.manual_seed(0)
+    weights = {
+        name: torch.randn(tensor.shape) for name, tensor in build_policy(model, spaces, levels, 0).state_dict().items()
+    }
+    SavedPolicy(about, weights).write(tmp_path)
+    written, read = Policy(SavedPolicy(about, weights)), load_policy(tmp_path)
+    seen = np.random.default_rng(0).normal(size=(100, 5)).astype(np.float32)
+    for observation in seen:
+        np.testing.assert_array_equal(read.act(observation), written.act(observation))
 
 
 def test_damaged_files_of_a_policy(tmp_path: Path) -> None:
