@@ -257,6 +257,7 @@ REASONS = {
     "trusted": "code of a model is never run; its family is built in",
     "no_float16": "float16 is not supported: bfloat16 or float32",
     "adamw": "AdamW is the only optimizer",
+    "own_reward": "its arguments differ: adapt it as in docs/reasoning.md, then reward.type: MODULE:FUNCTION",
     "scoring": "verl selects the scoring function by the column data_source; math_verify compares with the answer",
     "packed": "sequences are packed without padding",
 }

@@ -13,7 +13,6 @@ from pathlib import Path
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.tools.convert.outcome import Unresolved, Value
 
-_OF_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
 _TRL, _SB3 = ("PPOConfig", "GRPOConfig"), ("PPO",)
 Calls = Mapping[str, list[ast.Call]]
 
@@ -46,11 +45,19 @@ def _of_trl(config: ast.Call, calls: Calls, known: Mapping[str, ast.expr]) -> di
     keys = _keywords(config, known)
     for trainer in calls.get("GRPOTrainer", ()):
         given = _keywords(trainer, known)
-        keys |= {to: given[name] for name, to in _OF_TRAINER.items() if name in given}
+        keys |= {"model_name_or_path": given["model"]} if "model" in given else {}
+        if "reward_funcs" in given:
+            keys["reward_funcs"] = next(
+                ast.unparse(word.value) for word in trainer.keywords if word.arg == "reward_funcs"
+            )
     if len(loads := calls.get("load_dataset", [])) == 1:
         names = dict(zip(("dataset_name", "dataset_config"), loads[0].args, strict=False))
         keys |= {name: _value(each, known) for name, each in names.items()}
-        if (split := _keywords(loads[0], known).get("split")) is not None:
+        given = _keywords(loads[0], known)
+        if isinstance(files := given.get("data_files"), str):  # read by one of the loaders json, csv and parquet
+            keys["data_files"] = files
+        split = given.get("split")
+        if split is not None and not (split == "train" and "data_files" in keys):
             keys["dataset_train_split"] = split
     return keys
 

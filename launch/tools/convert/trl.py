@@ -9,6 +9,7 @@ from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
     MANY_STEPS,
     NO_STEPS,
+    REASONS,
     ForeignConfig,
     Outcome,
     Rule,
@@ -223,15 +224,16 @@ def _reward_model(value: Value, source: ForeignConfig) -> Outcome:
 
 
 def _reward_functions(value: Value, _: ForeignConfig) -> Outcome:
-    names = value if isinstance(value, list) else [value]
-    if names == ["accuracy_reward"]:
+    if value in ("accuracy_reward", "[accuracy_reward]", ["accuracy_reward"]):
         return write({"reward.type": "math_verify"})
-    return untranslated("functions of another signature: reward.type module:function, or reward.functions")
+    return untranslated(REASONS["own_reward"])
 
 
 def _dataset(value: Value, source: ForeignConfig) -> Outcome:
     answers = None if _is_ppo(source) or source("reward_model_name_or_path") else "solution"
-    values = {"type": "dataset", "path": value, "prompt_column": "prompt", "answer_column": answers}
+    files = source("data_files")
+    values = {"type": "dataset", "path": value} if files is None else {"type": "file", "path": files}
+    values |= {"prompt_column": "prompt", "answer_column": answers}
     return write({f"data.task.{key}": each for key, each in values.items()})
 
 
@@ -307,6 +309,7 @@ RULES: Table = {
     "eval_strategy": _strategy("runner.val_check_interval"),
     "report_to": loggers("runner.logger_backends"),
     "dataset_name": _dataset,
+    "data_files": lambda *_: part_of("data.task.path"),
     "model_name_or_path": _policy_model,
     "reward_model_path": _reward_model,
     "reward_model_name_or_path": _reward_model,

@@ -258,8 +258,14 @@ GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=[close], args=confi
                 "dataset_name": "openai/gsm8k",
                 "dataset_config": "main",
                 "dataset_train_split": "train",
+                "reward_funcs": "[close]",
             },
-            {"beta", "reward_funcs"},
+            {"beta"},
+        ),
+        (
+            "load_dataset('json', data_files='mine.jsonl', split='train')\nGRPOConfig(num_generations=4)",
+            {"dataset_name": "json", "data_files": "mine.jsonl", "dataset_train_split": None},
+            set(),
         ),
     ],
 )
