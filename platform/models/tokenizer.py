@@ -83,7 +83,19 @@ class ByteTokenizer:
         return self.encode(text)
 
     def save(self, folder: Path) -> None:
-        """Writes nothing: bytes need no files."""
+        """Writes a byte-level BPE without merges."""
+        from tokenizers import Tokenizer as Encoding
+        from tokenizers import decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+        encoding = Encoding(models.BPE(letters, merges=[]))
+        encoding.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        encoding.decoder = decoders.ByteLevel()
+        marks = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+        encoding.add_special_tokens([*marks.values()])  # 256, 257, 258
+        PreTrainedTokenizerFast(tokenizer_object=encoding, **marks).save_pretrained(folder)
 
 
 def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:

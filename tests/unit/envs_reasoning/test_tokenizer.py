@@ -39,6 +39,19 @@ def test_bytes_round_trip() -> None:
     assert max(*tokenizer.eos_token_ids, tokenizer.pad_token_id, *ids) < tokenizer.vocab_size
 
 
+def test_transformers_loads_saved_bytes(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, text = ByteTokenizer(), "1+1=2 é\n  面积 "
+    ours.save(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded(text)["input_ids"] == ours.encode(text)
+    assert loaded.decode(ours.encode(text)) == text
+    special = loaded.pad_token_id, loaded.bos_token_id, loaded.eos_token_id
+    assert special == (ours.pad_token_id, ours.bos_token_id, *ours.eos_token_ids)
+    assert len(loaded) == ours.vocab_size
+
+
 def test_hugging_face_tokenizer(folder: Path) -> None:
     tokenizer = load_tokenizer(Model(tokenizer=str(folder)))
     assert tokenizer.eos_token_ids == (2, 3)
