@@ -46,6 +46,8 @@ def _components(key: str, placed_by: dict[str, str], problems: list[Problem]) ->
             message, hint = "a component name is missing", "there is a comma too many" if key.strip() else ""
         elif name not in COMPONENTS:
             message, hint = f"no component is called {name!r}", did_you_mean(name, COMPONENTS)
+            if set(words := name.split()) <= {*COMPONENTS}:
+                hint = f"separate components by commas: {','.join(words)}"
             component, colon, resources = name.partition(":")
             if colon and component in COMPONENTS:
                 hint = f"YAML needs a space after the colon, as in {component}: {resources or 0}"

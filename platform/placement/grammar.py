@@ -36,6 +36,12 @@ _MISTAKES = (  # pattern of the whole piece, message, hint
     (r"[0-9]+(\s*-\s*[0-9]+){2,}", "a range has two ends, not more", "as 0-3"),
     (r"[0-9]+(\s+[0-9]+)+", "a comma is missing between the numbers", ""),
     (r"[0-9]+\s*(\.\.+|to|–|—|~)\s*[0-9]+", "ranges are written with a hyphen", "as 0-3"),
+    (
+        r"(?i:cpus?|nodes?|none)",
+        "a rank without accelerator is placed on a node",
+        "{node_group: node, placement: 0}",
+    ),
+    (r"(?i:gpu|cuda)\s*[0-9]+", "an accelerator is a number", "as 0"),
     (r"(?i:all)", "`all` is lower case and the only entry of the resource side", "as all or all:0-3"),
 )
 
@@ -281,6 +287,8 @@ class _Text:
             return value
         if value is None or isinstance(value, str):
             message = "the text is empty"
+            if value is None:  # YAML reads {a,b: 0} as {a: null, b: 0}
+                hint = 'in braces quote a key with commas, as {"actor,critic": all}'
         elif isinstance(value, bool) or not isinstance(value, int):
             message = f"this must be a text, not {_kind_of(value)}"
             if isinstance(value, list) and value and all(isinstance(item, int | str) for item in value):

@@ -253,7 +253,7 @@ def _unknown_group(entry: Entry, inventory: Inventory, declared: Collection[str]
     known = sorted({NODE_GROUP, *declared, *(label for node in inventory.nodes for label in node.labels)})
     name = entry.node_group or ""
     path = entry.path.removesuffix(".placement") + ".node_group"
-    hint = did_you_mean(name, known) or "declare it under cluster.node_groups"
+    hint = did_you_mean(name, known) or "node has all nodes; declare others under cluster.node_groups"
     return Problem(path, f"there is no node group {name!r}", value=name, allowed=", ".join(known), hint=hint)
 
 

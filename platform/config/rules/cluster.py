@@ -112,9 +112,9 @@ def _needed(config: Config) -> dict[str, str]:
 
 
 def _missing(config: Config) -> dict[str, str]:
-    """Returns the components of the run that have no place, and no misspelt name that is probably theirs; with the
-    reasons."""
-    placed = set(_placed(config))
+    """Returns the components of the run that have no place, and no misspelt name or name without its comma that is
+    probably theirs; with the reasons."""
+    placed = {word for name in _placed(config) for word in (name, *name.split())}
     placed |= {nearest(name, COMPONENTS) or name for name in placed if name not in COMPONENTS}
     if embodied(config) and "actor" in _placed(config):
         placed.add("actor_critic")
