@@ -82,6 +82,10 @@ def reward_server(answer: Callable[[list[dict[str, Any]]], Answer], port: int = 
         yield url
 
 
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
 @contextmanager
 def post_server(
     answer: Callable[[Any, str | None], Answer], port: int = 0, path: str = "score?by=test"
@@ -91,7 +95,8 @@ def post_server(
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            request = json.loads(body, parse_constant=_refused)
             found = answer(request, self.headers["Authorization"])
             if found is None:
                 self.close_connection = True

@@ -204,23 +204,26 @@ class PromptLoader:
 
     def state_dict(self) -> StateDict:
         state = {"drawn": dict(self._drawn), "weights": dict(self._weights)}
-        return {**state, "seed": self._seed, "prompts": self._fingerprint, "answers": self._answers}
+        data = {"seed": self._seed, "shuffle": self._shuffle, "prompts": self._fingerprint, "answers": self._answers}
+        return state | data
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continues from `state`. Raises CheckpointError if it is of other prompts, another seed or other weights.
+        """Continues from `state`. Raises CheckpointError if it is of other prompts, another order or other weights.
 
         Other answers are a warning, as another reward is: the position in the data stays valid.
         """
         pairs = (
             ("prompts", state["prompts"], self._fingerprint),
             ("seed", state["seed"], self._seed),
+            ("shuffle", state.get("shuffle", self._shuffle), self._shuffle),  # older checkpoints do not have it
             ("weights", state["weights"], self._weights),
         )
         for name, saved, own in pairs:
             if saved != own:
                 raise CheckpointError(
                     f"the checkpoint's data position is of other {name} ({saved}, now {own}): "
-                    "resume with the data and runner.seed it was made with, or start anew in another runner.output_dir."
+                    "resume with the data, data.shuffle and runner.seed it was made with, or start anew in another "
+                    "runner.output_dir."
                 )
         if state.get("answers", self._answers) != self._answers:
             logger.warning(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import date
 from typing import Any
 
 import pytest
@@ -68,6 +69,16 @@ def test_what_is_sent_and_what_comes_back(connect) -> None:
     assert sent[0] == {"prompt": "question", "response": "one", "answer": "answer", "metadata": {"level": 3}}
     assert len(sent) == 3
     assert max(map(len, seen)) <= LIMIT["batch_size"]
+
+
+def test_numbers_that_json_lacks_are_sent_as_null(connect) -> None:
+    """Tables have NaN in their gaps, which servers refuse with all responses of the request."""
+    seen: list[Any] = []
+    with reward_server(lambda asked: seen.extend(asked) or lengths(asked)) as url:
+        metadata = {"level": float("nan"), "bounds": [float("-inf"), 1.5], "when": date(2026, 1, 2)}
+        [future] = connect(url).submit([ScoreItem("one", "question", "answer", metadata)])
+        assert future.result(HANG_S).value == 3.0
+    assert seen[0]["metadata"] == {"level": None, "bounds": [None, 1.5], "when": "2026-01-02"}
 
 
 def test_no_more_requests_at_once_than_asked_for_and_no_fewer(connect) -> None:

@@ -3,7 +3,8 @@
     POST url  {"items": [{"prompt": text, "response": text, "answer": text, "metadata": {...}}, ...]}
     200       {"scores": [0.5, null, ...]}     one number per item, in order; null: no score
 
-Metadata that JSON cannot represent is sent as text. Not covered: retries, see `http_scorer.py`.
+Metadata that JSON cannot represent is sent as text, and numbers that are not finite, as gaps of a table, as null. Not
+covered: retries, see `http_scorer.py`.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ class RewardServer(Server):
 
     def ask(self, items: Sequence[ScoreItem]) -> list[Score]:
         try:
-            body = json.dumps({"items": [_to_json(item) for item in items]}, default=str).encode()
-        except (TypeError, ValueError) as error:
+            body = _body({"items": [_to_json(item) for item in items]})
+        except (TypeError, ValueError, RecursionError) as error:
             raise Unanswered(RAISED, f"the metadata cannot be sent as JSON: {error}", final=True) from error
         answer = self.post(body)
         try:
@@ -148,6 +149,14 @@ class RewardServer(Server):
             message = f"{self.url} did not answer with a list of {len(items)} scores: {self.shown(answer)}"
             raise Unanswered(RAISED, message)
         return [_score(value) for value in scores]
+
+
+def _body(request: dict[str, object]) -> bytes:
+    try:
+        return json.dumps(request, default=str, allow_nan=False).encode()
+    except ValueError:  # Python would write NaN, which is no JSON: other servers refuse the whole request
+        read = json.loads(json.dumps(request, default=str), parse_constant=lambda _: None)
+        return json.dumps(read).encode()
 
 
 def _to_json(item: ScoreItem) -> dict[str, object]:

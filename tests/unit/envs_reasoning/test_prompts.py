@@ -169,6 +169,10 @@ def test_resume_with_other_data_or_seed_is_refused() -> None:
         PromptLoader(prompts(11), batch_size=4, seed=1).load_state_dict(state)
     with pytest.raises(CheckpointError, match="of other seed"):
         PromptLoader(prompts(10), batch_size=4, seed=2).load_state_dict(state)
+    in_order = PromptLoader(prompts(10), batch_size=4, seed=1, shuffle=False)
+    with pytest.raises(CheckpointError, match=r"of other shuffle \(True, now False\): .*data\.shuffle"):
+        in_order.load_state_dict(state)
+    in_order.load_state_dict({name: value for name, value in state.items() if name != "shuffle"})
 
 
 def test_resume_with_other_answers_warns(caplog: pytest.LogCaptureFixture) -> None:
