@@ -64,8 +64,14 @@ class Lengths:
 
 
 def limits(config: Config) -> Lengths:
-    """Returns the greatest lengths that a config allows."""
-    tokens = config.rollout.sampling.max_new_tokens or config.data.max_response_length
+    """Returns the greatest lengths that a config allows. `sampling.max_new_tokens` limits one of several turns."""
+    rollout, longest = config.rollout, config.data.max_response_length
+    turns = 1
+    if rollout.multi_turn is not None:
+        turns = rollout.multi_turn.max_turns
+    elif rollout.agent is not None:
+        turns = rollout.agent.max_calls
+    tokens = min(turns * (rollout.sampling.max_new_tokens or longest), longest)
     return Lengths((config.data.max_prompt_length,), (tokens,))
 
 

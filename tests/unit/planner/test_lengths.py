@@ -93,6 +93,22 @@ def test_shorter_sequences_are_faster_in_every_phase_and_a_tail_is_slower(plans:
     assert tail["generate"] > short["generate"]
 
 
+@pytest.mark.parametrize(
+    ("turns", "longest"),
+    [
+        ("rollout.multi_turn={max_turns: 3}", 30),
+        ("rollout.multi_turn={max_turns: 5, max_observation_tokens: 8}", 40),
+        ("rollout.agent={function: 'my:agent', max_calls: 2}", 20),
+        ("rollout.stop=[]", 10),
+    ],
+)
+def test_the_limit_of_a_turn_is_none_of_the_response(plans: Any, turns: str, longest: int) -> None:
+    config = plans.config("data.max_response_length=40", "rollout.sampling.max_new_tokens=10", turns)
+    assert limits(config).responses == (longest,)
+    measured = of_metrics({"len/response_mean": 35.0}, config, "x")
+    assert measured.response == min(35, longest)
+
+
 def test_before_a_measurement_prompts_have_half_of_their_limit(plans: Any) -> None:
     lengths = expected(plans.config("data.max_prompt_length=33", "data.max_response_length=16"))
     assert (lengths.prompts, lengths.responses) == ((17,), (16,))
