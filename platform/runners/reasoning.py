@@ -206,6 +206,7 @@ class ReasoningRunner:
         sampling = self.config.rollout.sampling.changed({"temperature": 0.0})
         with self.reporter.phase("generate"):
             greedy = self.responses.generate(prompts, 1, sampling, "baseline", step)
+        self._check_scores(greedy)
         return with_baselines(batch, greedy, self._shaped(greedy))
 
     def _shaped(self, trajectories: Sequence[Trajectory], kept: Tensor | None = None) -> ShapedRewards:

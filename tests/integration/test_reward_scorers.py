@@ -121,3 +121,20 @@ def test_a_reward_server_that_dies_ends_the_run_with_a_checkpoint_to_go_on_from(
         ended = command("reasoning.yaml", *options, "runner.max_steps=6", "runner.save_interval=1")
         assert ended.code == 0, ended.err
     assert [row["step"] for row in rows("metrics.jsonl")] == list(range(7))
+
+
+def test_a_reward_server_that_dies_before_the_greedy_baselines_is_what_the_error_names(command) -> None:
+    served = 0
+
+    def answer(asked: list[dict[str, Any]]) -> tuple[int, str] | None:
+        nonlocal served
+        served += len(asked)
+        return scores(*(1.0 for _ in asked)) if served <= 8 + 8 else None  # of the validation and of the step
+
+    change = {"retries": 0, "timeout_s": HANG_S, "num_workers": 1}
+    with reward_server(answer) as url:
+        options = section("reward_http.yaml", url=url, **change)
+        places = "cluster.component_placement={'actor,rollout,reward': all}"
+        ended = command("reasoning.yaml", *options, "algorithm.adv_type=remax", "critic.use_critic_model=false", places)
+    assert ended.code == 75, ended.err
+    assert "Unreachable: reward.type http scored none of the 8 responses of a step (died 8)" in ended.err
