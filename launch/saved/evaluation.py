@@ -229,7 +229,7 @@ def _answers(task: ReasoningRunner, config: Config, place: Path) -> list[Row]:
                     "questions": len(part),
                     metric: _mean([answer.metric for answer in valid]),
                     "standard_error": _standard_error([answer.metric for answer in valid]),
-                    "length": _mean([len(answer.token_ids) for answer in part]),
+                    "length": _mean([answer.sampled_tokens for answer in part]),
                     "cut": _mean([answer.finish_reason == "length" for answer in part]),
                     "unscored": len(part) - len(valid),
                     "answers": str(file),

@@ -182,22 +182,25 @@ def by_source(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]
 
 
 def source_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns raw reward, response length and number of responses of each source."""
+    """Returns raw reward, response length and number of responses of each source; no reward without a scored one."""
     metrics: dict[str, float] = {}
     for label, part in by_source(trajectories).items():
-        metrics[f"source/{label}/reward"] = mean([trajectory.reward for trajectory in part if trajectory.valid])
+        if scores := [trajectory.reward for trajectory in part if trajectory.valid]:
+            metrics[f"source/{label}/reward"] = mean(scores)
         metrics[f"source/{label}/len"] = mean([one.sampled_tokens for one in part])
         metrics[f"source/{label}/responses"] = float(len(part))
     return metrics
 
 
 def function_metrics(trajectories: Sequence[Trajectory], names: Sequence[str], part: str = "") -> dict[str, float]:
-    """Returns the mean score of each reward function, without its weight, and the number of unscored responses."""
+    """Returns the mean score of each reward function that gave one, without its weight, and the number of responses
+    that it did not score."""
     metrics: dict[str, float] = {}
     for name in names:
         scores = [dict(trajectory.reward_parts).get(name) for trajectory in trajectories]
         given = [score for score in scores if score is not None]
-        metrics[f"{part}reward/{name}"] = mean(given)
+        if given:
+            metrics[f"{part}reward/{name}"] = mean(given)
         metrics[f"{part}reward/{name}/unscored"] = float(len(scores) - len(given))
     return metrics
 
@@ -211,12 +214,13 @@ def program_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: str = "") -> dict[str, float]:
-    """Means over scored responses. metric: name of the score, as `val/accuracy`. part: of the names, as `gsm8k/`."""
-    valid = [trajectory for trajectory in trajectories if trajectory.valid]
-    numbers = {
-        metric.removeprefix("val/"): mean([trajectory.metric for trajectory in valid]),
+    """Means over scored responses; without any there is no score. metric: name of the score, as `val/accuracy`. part:
+    of the names, as `gsm8k/`."""
+    scores = [trajectory.metric for trajectory in trajectories if trajectory.valid]
+    numbers = {metric.removeprefix("val/"): mean(scores)} if scores else {}
+    numbers |= {
         "len": mean([one.sampled_tokens for one in trajectories]),
-        "unscored": float(len(trajectories) - len(valid)),
+        "unscored": float(len(trajectories) - len(scores)),
     }
     return {f"val/{part}{name}": number for name, number in numbers.items()}
 

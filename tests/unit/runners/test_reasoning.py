@@ -13,9 +13,11 @@ from rl_platform.records import Conversation, Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.collection.greedy_baselines import with_baselines
 from rl_platform.runners.trajectories import (
     cut_ends,
+    function_metrics,
     process_rewards,
     rollout_batch,
     shaped_rewards,
+    source_metrics,
     training_rows,
     trajectory_metrics,
     unscored_notes,
@@ -102,6 +104,16 @@ def test_a_response_of_several_rows_counts_once() -> None:
     metrics = conversation_metrics(both)
     assert (metrics["turns/mean"], metrics["turns/max"], metrics["turns/rows"]) == (2.0, 3.0, 1.5)
     assert (metrics["tool/calls"], metrics["len/observation_mean"]) == (0.5, 1.0)
+
+
+def test_responses_without_a_score_have_no_mean_of_scores() -> None:
+    """A source whose questions all time out would otherwise have an accuracy of 0."""
+    unscored = replace(trajectory(2, 0.0, valid=False), prompt=replace(PROMPT, source="sums"))
+    assert validation_metrics([unscored], "val/accuracy", "sums/") == {"val/sums/len": 2.0, "val/sums/unscored": 1.0}
+    assert source_metrics([unscored]) == {"source/sums/len": 2.0, "source/sums/responses": 1.0}
+    scored = replace(trajectory(1, 1.0), reward_parts=(("right", 0.5),))
+    found = function_metrics([unscored, scored], ["right", "style"])
+    assert found == {"reward/right": 0.5, "reward/right/unscored": 1.0, "reward/style/unscored": 2.0}
 
 
 def test_a_response_none_of_whose_rows_counts_is_no_response() -> None:
