@@ -202,6 +202,34 @@ def _val_files(value: Value, source: ForeignConfig) -> Outcome:
     return part_of("data.task" if train == 1 else "data.sources")
 
 
+def _as(other: str, ours: str) -> Rule:
+    """Returns the rule of a key that has one key here with `other`, whose value it has in verl unless it is set."""
+
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
+        if value is None or value == source(other):
+            return part_of(ours)
+        return untranslated(f"{ours} is one key for both here, and {other} is {source(other)}")
+
+    return rule
+
+
+def _reference_strategy(value: Value, source: ForeignConfig) -> Outcome:
+    backends = {"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"}
+    own = "megatron" if _by_megatron(source, ACTOR) else "fsdp"
+    if value is None or (isinstance(value, str) and backends.get(value) == own):
+        return part_of("actor.training_backend", "the reference uses the actor's engine")
+    return choice("reference.training_backend", backends)(value, source)
+
+
+def _generated_tokens(value: Value, source: ForeignConfig) -> Outcome:
+    longest = source.whole("data.max_response_length")
+    if value is None or value == longest:
+        return part_of("data.max_response_length")
+    if whole(value) > longest:
+        return untranslated(f"responses end at data.max_response_length here, {longest}")
+    return write({f"rollout.{sampling}.max_new_tokens": value for sampling in ("sampling", "val_sampling")})
+
+
 def _truncation(value: Value, source: ForeignConfig) -> Outcome:
     if value == "error" or source("data.filter_overlong_prompts"):
         return same("longer prompts are left out and counted")
@@ -365,6 +393,12 @@ RULES: Table = {
     },
     f"{ARR}.ref.megatron.sequence_parallel": _sequence(f"{ARR}.ref", "reference"),
     **dict.fromkeys((f"{ROLLOUT}.{size}_model_parallel_size" for size in ("tensor", "pipeline")), _engine),
+    "critic.loss_agg_mode": _as(f"{ACTOR}.loss_agg_mode", "algorithm.loss_agg_func"),
+    "critic.shuffle": _as(f"{ACTOR}.shuffle", "algorithm.shuffle_mini_batches"),
+    "trainer.max_critic_ckpt_to_keep": _as("trainer.max_actor_ckpt_to_keep", "runner.keep_checkpoints"),
+    f"{ARR}.ref.strategy": _reference_strategy,
+    f"{ROLLOUT}.prompt_length": _as("data.max_prompt_length", "data.max_prompt_length"),
+    f"{ROLLOUT}.response_length": _generated_tokens,
     "algorithm.adv_estimator": _adv_estimator,
     "algorithm.filter_groups.enable": _filter_groups,
     "algorithm.rollout_correction.rollout_is": _rollout_is,
