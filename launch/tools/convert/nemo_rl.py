@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rl_platform.launch.tools.convert.conversion import System
 from rl_platform.launch.tools.convert.outcome import (
@@ -17,6 +18,7 @@ from rl_platform.launch.tools.convert.outcome import (
     number,
     part_of,
     same,
+    top_k,
     unknown,
     untranslated,
     while_,
@@ -225,6 +227,22 @@ def _sampling(section: str) -> Rule:
     return rule
 
 
+def _sampled(name: str) -> Rule:
+    """A setting of sampling, which validations share unless they have their own."""
+
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
+        if value is None and name != "top_k":
+            return same("not set")
+        own = source(f"policy.generation.val_{name}")
+        keys = [
+            f"rollout.{section}.{name}" for section in ("sampling", *(() if own is not None else ("val_sampling",)))
+        ]
+        outcomes = [top_k(key)(value, source) if name == "top_k" else write({key: value}) for key in keys]
+        return write({key: each for outcome in outcomes for key, each in outcome.values.items()})
+
+    return rule
+
+
 def _staleness(value: Value, source: ForeignConfig) -> Outcome:
     age = source(f"{_loop(source)}.async_{_loop(source)}.max_trajectory_age_steps") or 1
     if not value:
@@ -325,7 +343,10 @@ def _schedule(role: str, ours: str) -> Table:
         if names == ["ConstantLR"]:
             return write({f"{ours}.optim.lr_schedule": "constant"})
         if names == ["LinearLR", "ConstantLR"]:
-            return warmup(value[0]["kwargs"]["total_iters"], source)
+            options = value[0]["kwargs"]
+            done, start = warmup(options["total_iters"], source), options.get("start_factor", 1 / 3)  # torch's default
+            notes = [done.why, f"it begins at {start:.3g} of the rate there, at 0 here" if start else ""]
+            return replace(done, why="; ".join(filter(None, notes)))
         return untranslated(f"{', '.join(names)}: see {ours}.optim.lr_schedule")
 
     return {
@@ -408,6 +429,7 @@ RULES: Table = {
     "loss_fn.kl_output_clamp_value": _by_place("algorithm.kl_output_clip", "algorithm.kl_loss_output_clip"),
     "loss_fn.use_importance_sampling_correction": _importance,
     "policy.generation.max_new_tokens": _response,
+    **{f"policy.generation.{name}": _sampled(name) for name in ("temperature", "top_p", "top_k")},
     "data.max_input_seq_length": _prompt_tokens,
     "data.train.dataset_name": _dataset("train"),
     "data.validation.dataset_name": _dataset("validation"),
