@@ -83,7 +83,7 @@ class Stop:
             self._droppable = False
 
     def drops(self, number: int) -> bool:
-        """Called by the signal handler. True: the signal, which `accept` refused, is to raise `dropped()`."""
+        """Returns whether a signal that `accept` refused raises `dropped()`. Called by the signal handler."""
         return self._droppable and self._expired and number != signal.SIGINT
 
     def dropped(self) -> StepDropped:
@@ -92,7 +92,7 @@ class Stop:
         return StepDropped(self.number)
 
     def accept(self, number: int) -> bool:
-        """Called by the signal handler. False: the run is not to wait for the end of the step."""
+        """Returns whether the run waits for the end of the step. Called by the signal handler."""
         interrupt, first = number == signal.SIGINT, self.number is None
         if self._expired or (interrupt and not first) or (not interrupt and self._grace_s == 0):
             return False
@@ -242,7 +242,7 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _later(seconds: float, action: Callable[..., None], *arguments: object) -> None:
-    """In a thread of its own. Starting a threading.Thread takes a lock that the interrupted code may hold."""
+    """Calls `action` later, in a new thread: a threading.Thread takes a lock that interrupted code may hold."""
 
     def run() -> None:
         time.sleep(seconds)
@@ -261,7 +261,7 @@ def _exit(number: int) -> None:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Python drops an exception that is raised in `__del__` or a callback: the signal is sent again."""
+    """Sends the signal of an Interrupted again that Python dropped, as it was raised in `__del__` or a callback."""
     if isinstance(unraisable.exc_value, Interrupted):
         _signals.leaving = False
         _later(AGAIN_S, _signals._again, unraisable.exc_value.exit_code - 128)

@@ -65,7 +65,7 @@ def warp_problem(env: AnyEnv) -> Problem | None:
 
 
 def inspect_external(description: EnvDescription, *, limited: bool) -> EnvFacts:
-    """See `processes/interpreter.py` and `remote/remote_workers.py`."""
+    """Returns the facts of environments in another interpreter (`env.python`) or of a server (`env.address`)."""
     if description.addresses:
         with required("rl_platform.envs.embodied.remote", "env.address"):
             from rl_platform.envs.embodied.remote.remote_workers import inspect_remote

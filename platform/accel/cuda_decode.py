@@ -91,7 +91,7 @@ class StepInputs:
         self.begin(None)
 
     def begin(self, cache: KVCache | None) -> None:
-        """The rows of the next steps are in `cache`; None: there are no next steps."""
+        """Begins steps whose rows are in `cache`; None: there are no next steps."""
         self._cache = cache
         self._written: list[tuple[DecodedRow, int]] = []
         self._moves = 0
@@ -298,7 +298,7 @@ class CudaDecoding:
         return torch.stack([sampled.double(), log_probs.double()])
 
     def _hidden(self, tokens: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
-        """`FusedDecoder.hidden` of one token per row."""
+        """Returns the hidden states of `FusedDecoder.hidden` for one token per row."""
         backbone = self.decoder.backbone
         states, more = backbone.embed_tokens(tokens), None
         cos, sin = (part[0] for part in backbone.rotary_emb(states, (lengths - 1).clamp(min=0)[None]))

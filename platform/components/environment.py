@@ -268,14 +268,14 @@ class Environment:
         return AllEnvs(self.envs, self.shares, peers)
 
     def _current(self, peers: Peers | None = None) -> np.ndarray:
-        """Observations [num_envs,D] that await an action, normalised unless they are images; those that follow a reset
-        are counted once."""
+        """Returns the observations [num_envs,D] that await an action, normalised unless they are images. Those that
+        follow a reset are counted once."""
         if self.observations is None:
             self.observations = self.seen(self._all(peers).observations)
         return self.observations
 
     def _policy_input(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:
-        """Observations of the environments `rows`, with hidden states for a recurrent policy."""
+        """Returns the observations of the environments `rows`, with hidden states for a recurrent policy."""
         states = None if self.memory is None else self.memory.array[rows].copy()
         return Observations(observations, draw, hidden_states=states, tasks=self.tasks.read(rows))
 
@@ -339,8 +339,8 @@ class Environment:
         return new
 
     def see_new_episodes(self, of_ranks: Sequence[NewEpisodes]) -> None:
-        """After `load_state_dict` of all ranks, on rank 0: the policy acts on the first observations of new episodes
-        of all ranks, which these calls returned."""
+        """Makes the policy act on the first observations of new episodes. Called on rank 0, with what `load_state_dict`
+        of all ranks returned."""
         assert self.observations is not None
         for numbers, raw in of_ranks:
             self.observations[numbers] = self.normalized(raw)

@@ -250,7 +250,7 @@ class RemotePolicy:
         return Actions(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def _parts(self, count: int) -> Iterator[tuple[int, slice]]:
-        """Ranks and their rows, without the ranks that have none."""
+        """Yields the ranks that have rows, with these."""
         for rank in range(self.ranks):
             first, last = count * rank // self.ranks, count * (rank + 1) // self.ranks
             if last > first:

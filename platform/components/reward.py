@@ -117,7 +117,7 @@ class LanguageReward:
         sink: Channel[Trajectory],
         ahead: ReadAhead,
     ) -> None:
-        """Until as many are written as `stream` says at its end."""
+        """Puts scored trajectories into `sink`, as many as the number that `stream` puts into `done` at its end."""
         written = 0
         expected: int | None = None
         while written != expected:

@@ -52,7 +52,7 @@ class CoreLoader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """PyYAML's, which calls itself, with a limit."""
+        """Calls PyYAML's method, which calls this one for nested nodes, and limits the depth."""
         if self.depth > MAX_DEPTH:
             message = f"more than {MAX_DEPTH} sections and lists inside each other"
             raise yaml.MarkedYAMLError(problem=message, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]

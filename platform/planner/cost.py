@@ -212,8 +212,8 @@ class CostModel:
         return {slower: products + launches, "memory traffic": traffic + launches}
 
     def _sync(self, layout: Layout) -> list[Bounds]:
-        """All parameters go from the learner's ranks to the generator's: over the network between nodes, and not at all
-        within one process."""
+        """Returns the bounds of sending all parameters from the learner to the rollout: over the network between nodes,
+        not at all within one process."""
         policy = layout.policy
         if layout.together(policy, "rollout"):
             return [{"launches": self.rates.transfer}]

@@ -252,7 +252,7 @@ class Attempt:
             self.clock.start(self._score())
 
     def interrupt(self) -> None:
-        """A node without a learner fails now."""
+        """Makes a node without a learner fail now."""
         self._interrupted = self.clock.now
 
     def _train(self) -> Process:
@@ -301,7 +301,7 @@ class Attempt:
         return self._scored > step
 
     def _stage(self, phases: Sequence[str], step: int) -> Process:
-        """Independent phases: side by side on different devices, on shared ones in this order."""
+        """Runs independent phases: side by side on different devices, in this order on shared ones."""
         model = self.model
         own = [phase for phase in phases if phase in model.works and phase not in model.streams]
         yield from self.clock.together(self._phase(phase, step) for phase in own)

@@ -38,8 +38,8 @@ class LastStep:
 
     @contextmanager
     def saved_by(self, stop: Stop) -> Iterator[None]:
-        """The block collects the rollout of a step. It raises StepDropped if the step does not end within the grace
-        period and there is a copy: then call `save`."""
+        """Wraps the collection of a step's rollout. Raises StepDropped if the step does not end within the grace period
+        and there is a copy: then call `save`."""
         self._began = time.monotonic()
         with stop.droppable(None if self._small is None else self._rest_s):
             yield

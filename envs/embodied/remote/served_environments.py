@@ -72,7 +72,7 @@ class ServedBlock(EnvBlock):
     """Environments of one connection, which can be stopped."""
 
     def end_episodes(self) -> None:
-        """In place of a step: ends the running episodes as invalid and begins new ones."""
+        """Ends the running episodes as invalid and begins new ones, in place of a step."""
         active = ~self._idle
         self._finals[:] = self._observations
         self._rewards[:], self._terminated[:] = 0.0, False
@@ -128,8 +128,9 @@ class Watch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def begin(self) -> bool:
-        """Before a command. Returns whether the environments were stopped since the last one. Raises EOFError if the
-        connection has ended."""
+        """Returns whether the environments were stopped since the last command. Must be called before each command.
+
+        Raises EOFError if the connection has ended."""
         with self._lock:
             if self._ending:
                 raise EOFError("the connection ended")

@@ -109,7 +109,7 @@ class Playground(EnvBackend):
         return self._host
 
     def _has_rows(self, leaf: jax.Array | np.ndarray) -> bool:
-        """False for scratch memory that all environments of MuJoCo Warp share, such as contacts."""
+        """Returns whether each environment has a row: all share scratch memory of MuJoCo Warp, such as contacts."""
         return leaf.ndim > 0 and leaf.shape[0] == len(self._random)
 
     def _observed(self) -> np.ndarray:

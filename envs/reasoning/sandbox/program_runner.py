@@ -49,7 +49,7 @@ def main():
 
 
 def become_nobody():
-    """Without root outside, the sandbox is a user namespace, whose only user already has the id `nobody`."""
+    """Drops root and all capabilities. Without root outside, the only user of the sandbox already is `nobody`."""
     assert os.getpid() == 1
     libc = ctypes.CDLL(None, use_errno=True)
     if os.getuid() == 0:

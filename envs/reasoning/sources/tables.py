@@ -160,7 +160,7 @@ def _json_row(line: bytes, where: str) -> dict[str, object]:
 
 
 def _too_large(error: ValueError | RecursionError) -> str:
-    """Python reads no numbers of more than 4,300 digits, and no thousands of lists inside each other."""
+    """Returns why Python cannot read a value: a number of over 4,300 digits, or thousands of nested lists."""
     if isinstance(error, RecursionError):
         return _TOO_DEEP
     return "a number has more than 4,300 digits: write it as a text"

@@ -295,7 +295,7 @@ def first_context(
 
 
 def _for_template(message: JsonObject) -> JsonObject:
-    """Chat templates read the arguments of calls as values, OpenAI's format has them as text."""
+    """Returns the message with arguments of calls as values, for chat templates. OpenAI's format has text."""
     if not message.get("tool_calls"):
         return message
     calls = [

@@ -279,7 +279,7 @@ def _correction(config: Config) -> Iterator[Problem]:
 
 
 def _vtrace(config: Config, correction: RolloutIS) -> Iterator[Problem]:
-    """V-trace takes a truncated ratio per action, and one lambda."""
+    """Yields the problems of V-trace, which needs a truncated ratio per action and one lambda."""
     algorithm, key = config.algorithm, f"{_CORRECTION}.vtrace"
     if when(lambda: algorithm.adv_type != "gae"):
         yield Problem(key, f"adv_type {algorithm.adv_type} has no value targets to correct", hint=f"{_TYPE}: gae")

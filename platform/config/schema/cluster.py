@@ -96,7 +96,7 @@ class Cluster(Section):
     @model_validator(mode="before")
     @classmethod
     def _follow_inventory(cls, values: object) -> object:
-        """`num_nodes` and `gpus_per_node` that were not written are those of the inventory."""
+        """Takes `num_nodes` and `gpus_per_node` from the inventory if they were not written."""
         if not isinstance(values, dict) or not isinstance(inventory := values.get("inventory"), dict):
             return values
         implied = {"num_nodes": inventory.get("nodes"), "gpus_per_node": inventory.get("gpus_per_node")}

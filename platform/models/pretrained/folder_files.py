@@ -170,7 +170,7 @@ def _kinds(folder: str) -> dict[str, str]:
 
 
 def _file_of(name: str, folder: str) -> str:
-    """`model.safetensors: ` for a tensor in that file, "" if none has this name: transformers may have renamed it."""
+    """Returns the file of a tensor, as `model.safetensors: `; "" without one: transformers may have renamed it."""
     from safetensors import safe_open
 
     for file in sorted(Path(folder).glob("*.safetensors")):

@@ -126,7 +126,7 @@ def tokenizer_folder(name: str, key: str) -> str:
 
 
 def _generation_eos(folder: str) -> list[int]:
-    """EOS ids of the generation config. Chat models often end turns with another token than the tokenizer's EOS."""
+    """Returns the EOS ids of the generation config. Chat models often end turns with another token."""
     file = Path(folder) / "generation_config.json"
     if not file.is_file():
         return []

@@ -48,7 +48,7 @@ class StreamedEvaluation:
         self._workers = [ThreadPoolExecutor(1, thread_name_prefix="runner (evaluating)") for _ in chains]
 
     def begin(self, prompts: Sequence[Prompt], samples: int) -> None:
-        """Called before a batch of `samples` responses to each prompt."""
+        """Prepares for a batch of `samples` responses to each prompt."""
         last = {prompt.index: position for position, prompt in enumerate(prompts)}
         responses = [(prompt.index, sample) for prompt, sample in numbered(prompts, samples)]
         order = sorted(responses, key=lambda response: (last[response[0]], response[1]))

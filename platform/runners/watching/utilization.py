@@ -43,7 +43,7 @@ class Utilization:
         return metrics
 
     def _passes(self, trains_actor: bool) -> dict[str, int]:
-        """Component -> passes over the rollout, in forwards; a generated token costs what it costs in a forward."""
+        """Returns the passes of each component over the rollout, in forwards; generation counts as one."""
         algorithm = self.config.algorithm
         epochs = {"actor": algorithm.ppo_epochs * trains_actor, "critic": algorithm.critic_epochs}
         passes = {"actor": 1 + (algorithm.old_log_probs == "recompute") + self.config.reference_is_base}

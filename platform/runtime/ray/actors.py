@@ -58,7 +58,7 @@ class RayActors:
         return {name: partial(self._send, name) for name in self._actors}
 
     def _start_node(self, hosts: Sequence[Host], bundle: int) -> None:
-        """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
+        """Starts the hosts of one node, which share its cores. The first reserves all accelerators of the run there."""
         gpus = reservation.resources_for(hosts).resources.get("GPU", 0.0)
         for placed in hosts:
             environment = placed.env
@@ -111,7 +111,7 @@ class RayActors:
             self._group = None
 
     def _send(self, host: str, method: str, *arguments: object) -> Future[object]:
-        """Never blocks and never raises: the future does."""
+        """Returns the future of a call. It does not wait, and all errors are in the future."""
         future: Future[object] = Future()
         actor = self._actors.get(host)
         if actor is None:

@@ -165,7 +165,7 @@ def _started(processes: int) -> Iterator[None]:
 
 @contextmanager
 def _without_unused_processes() -> Iterator[None]:
-    """A Ray that starts in this block has none of the processes in `UNUSED`."""
+    """Starts a Ray in this block without the processes in `UNUSED`."""
     from ray._private.node import Node
 
     replaced = {name: vars(Node)[name] for name in UNUSED if name in vars(Node)}  # another version may lack one

@@ -235,7 +235,7 @@ class HostActor:
         raise_first(self._names.registry.fail(name, error))
 
     def _status(self, name: str) -> str:
-        """For the message of a missed deadline: the state of the runner, or of a rank in this or another process."""
+        """Returns the state of the runner, or of a rank in any process, for the message of a missed deadline."""
         for rank in list(self._ranks.values()):
             if rank.label == name:
                 return rank.doing()

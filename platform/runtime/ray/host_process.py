@@ -93,8 +93,9 @@ class RecordBuffer(logging.Handler):
 def prepare_process(
     environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool, accelerated: bool
 ) -> deque[Record]:
-    """Once, before anything is computed here: environment, torch's threads, search paths (the first one is the run's
-    folder), garbage collection. Returns where this process's warnings and errors will be.
+    """Sets environment, torch's threads, search paths (the first one is the run's folder) and garbage collection.
+
+    Called once, before anything is computed here. Returns where this process's warnings and errors will be.
 
     accelerated: the process has accelerators, so it computes little on CPUs. It returns freed memory; otherwise each
     process of a node would hold its peak memory.

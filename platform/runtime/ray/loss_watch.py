@@ -87,7 +87,7 @@ def watch_head() -> None:
 
 
 def launcher_addresses() -> dict[str, str]:
-    """Of the processes without which the launcher cannot go on."""
+    """Returns the addresses of the processes without which the launcher cannot continue."""
     context = ray.get_runtime_context()
     node = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"

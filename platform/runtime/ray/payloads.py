@@ -99,7 +99,7 @@ def unpack_items(items: Sequence[object], references: References, store: RayTran
 
 
 def _sendable(content: Content) -> Content:
-    """Large parts are passed on from where they are, uncopied."""
+    """Returns the content with large parts as views, which are sent without a copy."""
     if not isinstance(content, Packed):
         return content
     data = content.data if memoryview(content.data).nbytes < IN_BAND else pickle.PickleBuffer(content.data)

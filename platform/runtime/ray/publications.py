@@ -165,11 +165,11 @@ class Publications:
         return answer.result()
 
     def lost(self, rank: str) -> None:
-        """A rank of the run died: receivers that are alive do not wait for its request."""
+        """Makes receivers that are alive not wait for the request of this rank, which died."""
         self._group.lost(rank)
 
     def restarted(self) -> None:
-        """All ranks of the run live again."""
+        """Makes receivers wait for all ranks again, as each of them is alive."""
         self._group.restarted()
 
     def _publish(self, token: WeightsToken, transfer: str, request: WeightGroup | None) -> object:

@@ -66,7 +66,7 @@ def fits(wanted: Sequence[NodeResources], nodes: Sequence[NodeResources]) -> boo
 
 
 def too_large(bundles: Sequence[NodeResources], nodes: Sequence[NodeResources]) -> PlacementError:
-    """Of a placement that `fits` refuses."""
+    """Returns the error of a placement that `fits` refuses."""
     message = f"needs {listed(bundles)}, but the Ray cluster has {listed(nodes)}"
     hint = "other resources, or cluster.address of a larger cluster"
     return PlacementError([Problem("cluster.component_placement", message, hint=hint)])

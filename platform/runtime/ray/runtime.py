@@ -195,7 +195,7 @@ class RayRuntime(Runtime):
         return host
 
     def _prepare(self, host: HostProxy) -> None:
-        """Until a process that was started again takes calls, or has died too."""
+        """Waits until a process that was started again takes calls, or has died too."""
         try:
             self._greet([host.name])
             self._build([host])

@@ -111,7 +111,7 @@ class SendBuffer:
             self._sender = None
 
     def _deliver(self) -> None:
-        """The lock is free while the call is on its way."""
+        """Sends the gathered puts in one call. The lock is free during the call."""
         self._sending = True
         self._arrived.wait_for(lambda: self._count_users(self._gathered) >= self._users, LINGER_S)
         puts, self._gathered = self._gathered, []

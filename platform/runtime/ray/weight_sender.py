@@ -184,7 +184,7 @@ class GroupTransfer:
             return meeting.group
 
     def lost(self, rank: str) -> None:
-        """A rank died: its request is void, and the others wait for none of it until `restarted`."""
+        """Drops the request of a rank that died. The others do not wait for it until `restarted`."""
         with self._changed:
             self._lost.add(rank)
             for _, meeting in self._meetings.values():
@@ -193,7 +193,7 @@ class GroupTransfer:
                     self._complete(meeting)
 
     def restarted(self) -> None:
-        """All ranks live again."""
+        """Waits for all ranks again, as each of them is alive."""
         with self._changed:
             self._lost.clear()
 

@@ -282,7 +282,7 @@ class HostedEngine(ABC):
             self._asleep = STAGES
 
     def cached_tokens(self) -> int:
-        """Of the prompts of this process: how many tokens were taken from its prefix cache."""
+        """Returns how many tokens of prompts the process took from its prefix cache."""
         cached: int = self._process.call("cached_tokens").wait()
         return cached
 

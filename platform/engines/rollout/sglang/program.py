@@ -132,7 +132,7 @@ class EngineHost:
         self.reused = 0
 
     def serve(self) -> None:
-        """Until the other end closes."""
+        """Answers requests until the other end closes."""
         self.engine.loop.run_until_complete(self._serve())
 
     def send(self, number: int, kind: str, value: object) -> None:
@@ -289,7 +289,7 @@ class EngineHost:
 
 
 def _share_of_free(share: float, gpus: int) -> float:
-    """SGLang means what is free when it starts; other components may have part of the memory by then."""
+    """Returns the share in SGLang's meaning: of the memory that other components have left free."""
     import torch
 
     total = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(gpus)]
@@ -297,12 +297,12 @@ def _share_of_free(share: float, gpus: int) -> float:
 
 
 def share_of_free(share: float, total: Sequence[int], used: Sequence[int]) -> float:
-    """`share` of the memory of GPUs as a share of what is free on the fullest of them; at most 0.95."""
+    """Returns `share` of the memory of GPUs as a share of the free memory of the fullest one; at most 0.95."""
     return min(0.95, share * max(all_of / max(all_of - part, 1) for all_of, part in zip(total, used, strict=True)))
 
 
 def _parameters(request: Request, sampling: SamplingParams, eos: list[int]) -> dict[str, object]:
-    """In SGLang's words. It heeds the seed only with `enable_deterministic_inference`, which needs a GPU."""
+    """Returns SGLang's names and values. It reads the seed only with `enable_deterministic_inference`, on a GPU."""
     return {
         "max_new_tokens": request.limit(sampling),
         "temperature": sampling.temperature,
@@ -314,7 +314,7 @@ def _parameters(request: Request, sampling: SamplingParams, eos: list[int]) -> d
 
 
 def _check(result: tuple[object, ...]) -> None:
-    """Weight updates that fail return, they do not raise."""
+    """Raises the error of a weight update, which SGLang returns."""
     done, message, *_ = result
     if not done:
         raise RuntimeError(f"the weights were not taken: {message}")

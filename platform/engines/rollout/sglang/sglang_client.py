@@ -89,7 +89,7 @@ class SGLangEngine(HostedEngine):
             self._process.call("load_from_disk").wait()
 
     def _load_from_group(self, offer: WeightsOffer) -> None:
-        """The engine waits for what the offer sends. Should that fail the engine has half of it, and ends.
+        """Sends the weights of the offer to the engine. If that fails, the engine has a part of them and is ended.
 
         All engines request an offer together. One that requests it again, after a restart or a failure, does so alone.
         """

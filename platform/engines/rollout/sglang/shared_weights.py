@@ -34,8 +34,8 @@ class SharedWeights:
         self._last: dict[str, int] = {}  # by name: where the tensors of the last `write` were
 
     def write(self, state: Mapping[str, Tensor], copies: int) -> list[bytes]:
-        """`copies` times the handles of [(name, tensor)]: every process that reads takes one of them, and reads before
-        the tensors change again.
+        """Returns the handles of [(name, tensor)] `copies` times. Each process that reads takes one of them, and reads
+        before the tensors change again.
 
         Tensors on a CPU are copied into shared memory, or lie there; those on a GPU are handed over as they are, by
         CUDA IPC.
@@ -70,7 +70,7 @@ class SharedWeights:
 
 
 def load(model: object, named: Sequence[tuple[str, Tensor]]) -> None:
-    """SGLang's loader in its process. Shared memory stays mapped until the same names are sent again. Mapping and
+    """Loads weights in SGLang's process. Shared memory stays mapped until the same names are sent again: mapping and
     releasing it takes longer than copying its contents. Handles of a GPU are released at once."""
     model.load_weights(named)
     _mapped.update((name, tensor) for name, tensor in named if tensor.device.type == "cpu")
@@ -81,7 +81,7 @@ def _free(needed: int) -> bool:
 
 
 def write_folder(state: Mapping[str, Tensor], folder: Path) -> None:
-    """The tensors as the weights of a Hugging Face folder. Of those that share their memory the first one is written:
+    """Writes the tensors as the weights of a Hugging Face folder. Of those that share their memory it writes the first:
     readers tie the others to it."""
     from safetensors.torch import save_file
 
@@ -91,7 +91,7 @@ def write_folder(state: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def _views(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors alike, in one piece of shared memory; each begins at a multiple of 64 bytes."""
+    """Returns equal tensors without content in one block of shared memory, each at a multiple of 64 bytes."""
     starts, end = {}, 0
     for name, tensor in state.items():
         starts[name], end = end, end + -(-tensor.nbytes // 64) * 64

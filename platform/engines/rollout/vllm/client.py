@@ -69,7 +69,7 @@ class VLLMSetup:
         return common | (gpu if self.gpus else cpu) | self.extra
 
     def _cache_bytes(self) -> int:
-        """Of a rank, for keys and values of all running sequences, and one block of each more."""
+        """Returns the bytes of a rank for the keys and values of all running sequences, and one block more of each."""
         numbers: Mapping[str, int] = self.model_config  # type: ignore[assignment]
         heads = numbers.get("num_key_value_heads") or numbers["num_attention_heads"]
         head_dim = numbers.get("head_dim") or numbers["hidden_size"] // numbers["num_attention_heads"]

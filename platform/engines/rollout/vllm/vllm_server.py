@@ -102,7 +102,7 @@ class VLLMServer:
         self.connection.send_bytes(json.dumps((number, kind, value)).encode())
 
     def serve(self) -> None:
-        """Until the other end closes."""
+        """Answers requests until the other end closes."""
         while True:
             while self.connection.poll(0 if self.responses else None):
                 try:
@@ -192,7 +192,7 @@ class VLLMServer:
             self.engine.wake_up(["weights"] if stage == "weights" else ["kv_cache"])
 
     def cached_tokens(self, number: int) -> int:
-        """Prompt tokens so far that were not computed again."""
+        """Returns how many tokens of prompts were not computed again so far."""
         return self.reused
 
 

@@ -57,7 +57,7 @@ def quiet_megatron() -> Iterator[None]:
 
 @contextmanager
 def importing_megatron() -> Iterator[None]:
-    """For the first import: quiet, and without a GPU no function of Megatron is compiled.
+    """Silences the first import of Megatron and, without a GPU, compiles none of its functions.
 
     The import of the compiler takes longer than that of Megatron, and each process would compile the functions again.
     """

@@ -165,7 +165,7 @@ def _unchanged(tensor: Tensor) -> Tensor:
 
 
 def _specification(settings: TransformerConfig, backbone: PreTrainedModel, chunk: int | None, *, fused: bool) -> object:
-    """Megatron's layers of this part of the pipeline with the packed attention and, unless fused, `RMSNorm`.
+    """Returns Megatron's layers of this part of the pipeline, with packed attention and, unless fused, `RMSNorm`.
 
     Raises ConfigError if `fused` and Megatron could not import Transformer Engine.
     """
