@@ -246,6 +246,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hides the measurements of this machine, which plans read."""
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with `reasoning.yaml` and `embodied.yaml`; runs write to `out`."""
     (tmp_path / "reasoning.yaml").write_text(REASONING)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.scheduler import Host
-from rl_platform.records import RolloutBatch
+from rl_platform.records import RolloutBatch, Trajectory
 from rl_platform.runtime.host import ComponentContext
 
 
@@ -32,6 +32,20 @@ def embodied_config(env: dict[str, Any], model: dict[str, Any], algorithm: dict[
             **sections,
         }
     )
+
+
+class Sink:
+    """A channel of trajectories into which a component only puts."""
+
+    def __init__(self, found: list[Trajectory]) -> None:
+        self.put = found.append
+
+
+def observed_text(trajectory: Trajectory) -> str:
+    """Returns what the policy observed between its turns."""
+    assert trajectory.conversation is not None
+    pairs = zip(trajectory.token_ids, trajectory.conversation.observed, strict=True)
+    return bytes(token for token, observed in pairs if observed).decode()
 
 
 class ObjectStore:

@@ -17,7 +17,7 @@ def print_start(console: Console, info: RunInfo) -> None:
     if info.card:
         print_lines(console, f"{info.experiment}: algorithm", info.card)
     if info.placement:
-        print_grid(console, "placement", info.placement)
+        print_placement(console, info.placement)
     if info.resumed_step is not None:
         console.print(f"resumed from step {info.resumed_step}", highlight=False)
 
@@ -36,11 +36,11 @@ def print_lines(console: Console, title: str, lines: Sequence[tuple[str, str]]) 
     print_panel(console, title, table)
 
 
-def print_grid(console: Console, title: str, grid: str) -> None:
+def print_placement(console: Console, grid: str) -> None:
     """Prints preformatted text as a panel; lines that do not fit are cropped, never wrapped."""
     text = Text(grid.rstrip("\n"), no_wrap=True, overflow="ellipsis")
     if console.is_terminal:
-        print_panel(console, title, text)
+        print_panel(console, "placement", text)
     else:
         console.print(text, soft_wrap=True)
 

@@ -226,20 +226,15 @@ def top_k(key: str) -> Rule:
     return lambda value, _: write({key: value if isinstance(value, int) and 0 < value < 1_000_000 else 0})
 
 
-def loggers(key: str) -> Rule:
-    """Returns the rule that writes the names of loggers to `key`."""
-
-    def rule(value: Value, _: ForeignConfig) -> Outcome:
-        names = value if isinstance(value, list) else [value]
-        kept = [name for name in names if name in ("tensorboard", "wandb", "trackio")]
-        if value in ("all",):
-            return untranslated("all installed loggers there; a list here")
-        lost = [str(name) for name in names if name not in (*kept, "console", "none", "file", None)]
-        if lost:
-            return untranslated(f"there is no logger {', '.join(lost)}", {key: kept})
-        return write({key: kept}, "the terminal and metrics.jsonl always log")
-
-    return rule
+def loggers(value: Value, _: ForeignConfig) -> Outcome:
+    """Writes the names of loggers."""
+    names = value if isinstance(value, list) else [value]
+    kept = [name for name in names if name in ("tensorboard", "wandb", "trackio")]
+    if value in ("all",):
+        return untranslated("all installed loggers there; a list here")
+    if lost := [str(name) for name in names if name not in (*kept, "console", "none", "file", None)]:
+        return untranslated(f"there is no logger {', '.join(lost)}", {"runner.logger_backends": kept})
+    return write({"runner.logger_backends": kept}, "the terminal and metrics.jsonl always log")
 
 
 _DTYPES: dict[Scalar, str] = {

@@ -353,7 +353,7 @@ RULES: Table = {
         "only wandb and swanlab have projects",
     ),
     "runner.logger.log_path": _log_path,
-    "runner.logger.logger_backends": loggers("runner.logger_backends"),
+    "runner.logger.logger_backends": loggers,
     "cluster.component_placement": placement,
     "cluster.node_groups": node_groups,
     "algorithm.n_minibatches": _in_reasoning(_mini_batches),

@@ -321,7 +321,7 @@ RULES: Table = {
     "save_strategy": _strategy("runner.save_interval"),
     "eval_steps": _interval("runner.val_check_interval", "eval_strategy"),
     "eval_strategy": _strategy("runner.val_check_interval"),
-    "report_to": loggers("runner.logger_backends"),
+    "report_to": loggers,
     "dataset_name": _dataset,
     "data_files": lambda *_: part_of("data.task.path"),
     "model_name_or_path": _policy_model,

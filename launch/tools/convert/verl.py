@@ -423,7 +423,7 @@ RULES: Table = {
     "reward.reward_manager.name": _reward_manager,
     "trainer.n_gpus_per_node": _pool,
     "trainer.critic_warmup": _critic_warmup,
-    "trainer.logger": loggers("runner.logger_backends"),
+    "trainer.logger": loggers,
     "trainer.project_name": _project,
     "trainer.total_epochs": _epochs,
     "trainer.resume_mode": _resume,

@@ -88,14 +88,9 @@ def _differs(key: str, declared: str, value: int) -> Problem:
     return Problem(f"cluster.{key}", message, hint=f"remove cluster.{key}; cluster.inventory sets it")
 
 
-def _names_in(key: str) -> list[str]:
-    """Returns the component names of one key of `component_placement`."""
-    return [name.strip() for name in key.split(",")]
-
-
 def _placed(config: Config) -> list[str]:
     """Returns all names in the order of the keys, with repetitions."""
-    return [name for key in config.cluster.component_placement for name in _names_in(key)]
+    return [name for key in config.cluster.component_placement for name in map(str.strip, key.split(","))]
 
 
 def _needed(config: Config) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from stand_ins import Sink
 from tiny_configs import REASONING
 
 from rl_platform.algorithms.shaping import ShapedRewards
@@ -172,11 +173,6 @@ CALL = '<tool_call>{"name": "%s", "arguments": {"n": %s}}</tool_call>'
 
 def calling(name: str, n: object) -> str:
     return CALL % (name, n)
-
-
-class Sink:
-    def __init__(self, found: list[Trajectory]) -> None:
-        self.put = found.append
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from stand_ins import observed_text
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
@@ -135,12 +136,6 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasonin
         return sorted(sink.found, key=lambda trajectory: (trajectory.prompt.index, trajectory.sample))
 
     return build
-
-
-def observed_text(trajectory: Trajectory) -> str:
-    assert trajectory.conversation is not None
-    pairs = zip(trajectory.token_ids, trajectory.conversation.observed, strict=True)
-    return bytes(token for token, observed in pairs if observed).decode()
 
 
 def check_log_probs(rows: list[Trajectory], context, reasoning) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from reward_parts import SHORT_S, HungRewards
+from stand_ins import Sink, observed_text
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
@@ -76,19 +77,6 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasonin
         return sorted(found, key=lambda trajectory: (trajectory.prompt.index, trajectory.sample))
 
     return build
-
-
-class Sink:
-    """What a channel is to a component that only puts."""
-
-    def __init__(self, found: list[Trajectory]) -> None:
-        self.put = found.append
-
-
-def observed_text(trajectory: Trajectory) -> str:
-    assert trajectory.conversation is not None
-    pairs = zip(trajectory.token_ids, trajectory.conversation.observed, strict=True)
-    return bytes(token for token, observed in pairs if observed).decode()
 
 
 def test_observations_stand_between_the_turns(generated) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from process_groups import end_process_groups
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,13 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def ranks(script: Callable[[Path], ModuleType]) -> ModuleType:
     return script(Path(__file__).with_name("ranks.py"))
+
+
+@pytest.fixture(scope="module")
+def runs(script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
+    """The training runs of `megatron_ranks.py`."""
+    yield script(Path(__file__).with_name("megatron_ranks.py"))
+    end_process_groups()
 
 
 @pytest.fixture(scope="session")

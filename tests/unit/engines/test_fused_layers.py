@@ -6,7 +6,6 @@ exported and saved, and gradient norms of what tensor ranks share. Its kernels d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process_groups import end_process_groups
 from training_checks import assert_close, learned
 
 from rl_platform.errors import ConfigError
@@ -24,12 +22,6 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
 ]
 KINDS = ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"]
-
-
-@pytest.fixture(scope="module")
-def runs(script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
-    yield script(Path(__file__).with_name("megatron_ranks.py"))
-    end_process_groups()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ them. What CUDA, NCCL and fused kernels would add cannot be seen here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 import torch.distributed as dist
 from forked import Forked
 from launcher_forks import Launchers
-from process_groups import end_process_groups
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,12 +60,6 @@ MIXTURES = (
 )
 SPREAD = [layout for layout in SEVERAL if "dp2" in layout or layout in ("ep2", "pp2 vp2 ep2")]
 layouts = pytest.mark.parametrize("layout", ["one", *SEVERAL])
-
-
-@pytest.fixture(scope="module")
-def runs(script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
-    yield script(Path(__file__).with_name("megatron_ranks.py"))
-    end_process_groups()
 
 
 @pytest.fixture(scope="module")

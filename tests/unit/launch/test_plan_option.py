@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
 HEAVY = {"torch", "ray", "transformers", "gymnasium"}
 CLUSTER = "cluster={inventory: {nodes: 2, gpus_per_node: 4, gpu: h100}, component_placement: {'actor,critic': 0-3, 'rollout,reward': 4-7}}"  # noqa: E501
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "cache"))  # plans read measurements of this machine
 
 
 def test_plan_alone_is_text_wherever_it_stands(command):

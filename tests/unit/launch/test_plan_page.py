@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
 TINY = ("runner.max_steps=3", "runner.trace_steps=3", "runner.val_check_interval=0", "runner.output_dir=run")
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "cache"))  # plans read measurements of this machine
 
 
 def data_of(html: str) -> dict:

@@ -15,15 +15,11 @@ from rl_platform.placement.estimates.hardware import GPUS
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "placement.md").read_text(encoding="utf-8")
 SIMULATED = re.MULTILINE | re.DOTALL
 OUTPUTS = re.findall(r"<!-- output: (\S+) -->\n```\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path))  # plans would read measurements of this machine
 
 
 def overrides() -> list[str]:

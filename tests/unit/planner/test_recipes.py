@@ -16,17 +16,13 @@ from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.report import plan_report
 from rl_platform.planner.search import search
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
 CONFIGS = Path(__file__).parents[3] / "configs"
 NAMES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
 NOT_SEARCHED = {  # layouts of models that the search cannot place
     "embodied/placements/several_gpus_per_rank.yaml",
     "reasoning/reward_model.yaml",
 }
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_SEARCHED and "/recipes/" not in name])

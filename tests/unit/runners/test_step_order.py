@@ -22,13 +22,9 @@ from rl_platform.runners.ppo import PPO, train
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.task_runner import Learners
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 WARM_UP, STEPS, ROWS = 2, 4, 8
 TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_positions": 16}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def build(**algorithm: Any) -> Config:
