@@ -22,6 +22,7 @@ from typing import NamedTuple
 from rl_platform.redact import redacted
 
 log = logging.getLogger(__name__)
+LONGEST_NOTE = 20_000  # characters
 
 
 class Sample(NamedTuple):
@@ -226,8 +227,13 @@ class Reporters(Reporter):
             sink.sync()
 
     def note(self, text: str) -> None:
+        if (more := len(text) - LONGEST_NOTE) > 0:  # as an error of user code that contains its arrays
+            half = LONGEST_NOTE // 2
+            text = f"{text[:half]} [... {more:,} characters ...] {text[-half:]}"
+        # half of a surrogate pair, as in a file name that is not UTF-8, would raise in a file or an output of UTF-8
+        shown = redacted(text).encode(errors="backslashreplace").decode()
         for sink in self.sinks:
-            sink.note(redacted(text))
+            sink.note(shown)
 
     def close(self) -> None:
         with ExitStack() as stack:  # every sink is closed, even if one fails

@@ -1,4 +1,5 @@
-"""Standard output and standard error that never fail: text is dropped while it cannot be written.
+"""Standard output and standard error that never fail: text is dropped while it cannot be written, and a character
+that the encoding does not have is written as an escape.
 
 A run outlives the reader of its output: the pipe to `head`, the terminal, the disk of a log file. Output is dropped
 while it cannot be written and appears again if that changes. Files that a run writes are not covered.
@@ -27,7 +28,7 @@ def never_fail() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _tolerant(sys.stdout, 1, "strict")
+        sys.stdout = _tolerant(sys.stdout, 1, "backslashreplace")
     if sys.stderr is sys.__stderr__:
         sys.stderr = _tolerant(sys.stderr, 2, "backslashreplace")
 
@@ -38,7 +39,8 @@ def _tolerant(stream: TextIO | None, descriptor: int, errors: str) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=True)
     at_once = stream.line_buffering or stream.write_through
-    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=at_once)
+    errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+    return io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=at_once)
 
 
 class _Descriptor(io.FileIO):

@@ -41,8 +41,9 @@ def shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
         ('"$@" > /dev/full 2>&1', "env.num_workers=0"),
         ('"$@" >&- 2>&- <&-', "env.num_workers=2"),
         ('"$@" | head -n 1', "cluster.runtime=ray"),
+        ('PYTHONIOENCODING=ascii "$@"', "env.num_workers=0"),
     ],
-    ids=["full disk", "closed descriptors", "closed pipe, on Ray"],
+    ids=["full disk", "closed descriptors", "closed pipe, on Ray", "an encoding without its characters"],
 )
 def test_training_goes_on_without_a_reader_and_finds_modules_of_the_start_folder(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, line: str, key: str

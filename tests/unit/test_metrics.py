@@ -74,6 +74,21 @@ def test_every_sink_gets_every_call(tmp_path: Path) -> None:
     assert sinks[0].calls == sinks[1].calls == expected
 
 
+def test_notes_hold_no_half_characters_and_have_a_limit(tmp_path: Path) -> None:
+    """Errors of an environment are notes: one with the name of a file that is not UTF-8 ended the run."""
+    sink, log = Recorder(), tmp_path / "log"
+    reporters = Reporters([sink])
+    reporters.note("cannot open \udcff.obj · äöü")
+    assert sink.calls == [("note", "cannot open \\udcff.obj · äöü")]
+    log.write_text(sink.calls[0][1], encoding="utf-8")
+    reporters.note("first " + "x" * 10_000_000 + " last")
+    shown = sink.calls[1][1]
+    assert len(shown) < 21_000
+    assert shown.startswith("first xx")
+    assert "[... 9,980,011 characters ...]" in shown
+    assert shown.endswith("xx last")
+
+
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """passes(2.0): two seconds pass, and no others."""
