@@ -19,7 +19,7 @@ import numpy as np
 
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers, all_finite
-from rl_platform.envs.embodied.descriptions import EnvSetup
+from rl_platform.envs.embodied.descriptions import EnvSetup, close_env
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.step_results import (
     WrongResult,
@@ -88,7 +88,7 @@ class EnvBlock:
             others = range(first + 1, last) if self._native is None else ()
             self._envs = [env, *(setup.make(index) for index in others)]
         self.native = self._native is not None
-        self._first = first
+        self._first, self._id = first, description.id
         self._spaces = spaces
         rows = slice(first, last)
         self._busy = buffers.busy[worker : worker + 1]
@@ -370,7 +370,7 @@ class EnvBlock:
         if self._native is not None:
             self._native.close()
         for env in self._envs:
-            env.close()
+            close_env(env, self._id)
 
 
 def is_lost(saved: bytes) -> bool:

@@ -6,19 +6,21 @@ torch, so worker processes start quickly.
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.stepping import deprecations_once
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.extras import find, required
-from rl_platform.user_code import import_user_module, is_named
+from rl_platform.user_code import import_user_module, is_named, raised
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
     from rl_platform.config.schema.env import Env
     from rl_platform.envs.embodied.spaces import AnyEnv
 
+logger = logging.getLogger(__name__)
 PROBLEMS = "rl_platform.envs.embodied.build_problems"  # an extra
 SUITES = "rl_platform.envs.embodied.suites"  # an extra
 OF_PROGRAM = "function/"  # prefix of the ids of environments that exist in the user's program only
+_told: set[str] = set()  # of errors of close()
 _made: WeakValueDictionary[int, AnyEnv] = WeakValueDictionary()  # by id; those of this process that still exist
+
+
+class SupportsClose(Protocol):
+    def close(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -182,6 +190,27 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
         draw_quickly(env)
         follow_robot(env)
     return flattened(env)
+
+
+def close_env(env: SupportsClose, name: str) -> None:
+    """Closes an environment, or a backend of them. An error costs a warning, once for each text: nothing is lost, and
+    simulators often raise there."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        message = f"{name}: close() raised {raised(error)}"
+        if message not in _told:
+            _told.add(message)
+            logger.warning(message)
+
+
+@contextmanager
+def closing_env(env: AnyEnv, name: str) -> Iterator[AnyEnv]:
+    """Closes the environment after the block, see `close_env`."""
+    try:
+        yield env
+    finally:
+        close_env(env, name)
 
 
 def _not_found(env_id: str, code: object, error: BaseException) -> Problem | None:

@@ -4,11 +4,10 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rl_platform.envs.embodied.descriptions import PROBLEMS, EnvDescription, check_time_limit, make_env
+from rl_platform.envs.embodied.descriptions import PROBLEMS, EnvDescription, check_time_limit, closing_env, make_env
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.envs.embodied.stepping import inspect_external, user_spaces, warp_problem
 from rl_platform.errors import ConfigError
@@ -40,7 +39,7 @@ def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFact
         return inspect_external(description, limited=limited)
     if description.own_backend:
         return EnvFacts(user_spaces(description, tried=True))
-    with closing(make_env(description)) as env:
+    with closing_env(make_env(description), description.id) as env:
         if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:
             raise ConfigError([problem])
         check_camera: Callable[[AnyEnv, object, str], None] = find(PROBLEMS, "cameras.check_camera", lambda *_: None)

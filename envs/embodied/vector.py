@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure, is_lost
 from rl_platform.envs.embodied.buffers import Buffers, all_finite
-from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, find_spec, make_env
+from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, closing_env, find_spec, make_env
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
 from rl_platform.envs.embodied.stepping import user_spaces, workers_class
@@ -359,7 +358,7 @@ class VectorEnv:
 
 
 def _spaces_of(description: EnvDescription, spec: EnvSpec) -> EnvSpaces:
-    with closing(make_env(description, spec)) as probe:
+    with closing_env(make_env(description, spec), description.id) as probe:
         return read_spaces(probe, description.id)
 
 

@@ -30,6 +30,7 @@ from rl_platform.envs.embodied.descriptions import (
     EnvSetup,
     PixelFormat,
     check_time_limit,
+    close_env,
     find_spec,
     make_env,
 )
@@ -345,7 +346,7 @@ def _facts(description: EnvDescription) -> tuple[ServedFacts, bool]:
         stops |= stop_of(env) is not None
         draws = "rgb_array" in env.metadata.get("render_modes", ())
         rates.append(int(env.metadata.get("render_fps") or USUAL_RATE) if draws else 0)
-        env.close()
+        close_env(env, description.id)
         if spaces[-1] != spaces[0]:
             message = f"task {name} has other spaces than {names[0]}"
             raise ConfigError([Problem("--tasks", message, value=str(spaces[-1]), allowed=str(spaces[0]))])

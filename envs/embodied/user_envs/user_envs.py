@@ -10,7 +10,7 @@ from copy import deepcopy
 import numpy as np
 
 from rl_platform.envs.embodied.block import CannotSave
-from rl_platform.envs.embodied.descriptions import EnvDescription
+from rl_platform.envs.embodied.descriptions import EnvDescription, close_env
 from rl_platform.envs.embodied.saved_states.env_state import NATIVE, refuse_code
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.envs.embodied.user_backend import BACKEND, EnvBackend, StepArrays
@@ -87,7 +87,7 @@ class UserEnvs:
         self._backend.restore(index, pickle.loads(saved.removeprefix(NATIVE)))
 
     def close(self) -> None:
-        self._backend.close()
+        close_env(self._backend, self._name)
 
     def _observations(self, call: str, given: object, count: int) -> np.ndarray:
         """Returns observations [count,*shape] as [count,D]."""

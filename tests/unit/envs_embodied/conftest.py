@@ -208,6 +208,11 @@ class Views(gymnasium.Env):
         return self.observe(), 0.0, False, False, {}
 
 
+class Unclosable(Toy):
+    def close(self):
+        raise RuntimeError(f"the viewer of {self.which} is gone")
+
+
 class Route(Toy):
     """Visits the places of a list in turn, and observes the present one."""
 
@@ -325,7 +330,7 @@ class OwnSeed(Toy):
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
     "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder", "Double", "Half",
-    "Views", "Pictures", "Route",
+    "Views", "Pictures", "Route", "Unclosable",
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from waiting import alive, until
 
 from rl_platform.envs.embodied.build_problems.find_failure import similar_ids
 from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
+from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.mujoco.deprecations import deprecations_once
 from rl_platform.envs.embodied.processes.worker import cpu_shares
 from rl_platform.envs.embodied.spaces import ActionSpace
@@ -35,6 +37,20 @@ def _actions(envs: VectorEnv, value: float = 0.0) -> np.ndarray:
 def _steps(envs: VectorEnv, count: int) -> None:
     for _ in range(count):
         envs.step(_actions(envs))
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_an_environment_that_cannot_be_closed_is_told_and_costs_nothing(make, which: int, caplog) -> None:
+    description = EnvDescription("toy_envs:Unclosable-v0", {"which": which})
+    assert inspect_env(description).spaces.observation_shape == (1, 2)
+    for _ in range(2):  # as an evaluation, which closes its environments
+        envs = make(description, 2)
+        envs.reset([0, 1])
+        _steps(envs, 7)
+        envs.close()
+    (record,) = caplog.records
+    told = rf"toy_envs:Unclosable-v0: close\(\) raised RuntimeError at .*toy_envs.py:\d+: the viewer of {which} is gone"
+    assert re.fullmatch(told, record.getMessage())
 
 
 def test_truncation_gives_the_true_last_and_the_next_first_observation(make, num_workers: int) -> None:
