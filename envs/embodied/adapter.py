@@ -88,7 +88,8 @@ def flattened(env: AnyEnv) -> AnyEnv:
     """Returns `env`, wrapped in `FlatObservations` if it observes choices or several parts of fixed sizes."""
     space = env.observation_space
     parts = isinstance(space, Dict | Tuple | Discrete | MultiDiscrete | MultiBinary)
-    return FlatObservations(env) if parts and space.is_np_flattenable else env
+    some = next(leaves(space), None) is not None  # else `read_spaces` refuses it
+    return FlatObservations(env) if parts and some and space.is_np_flattenable else env
 
 
 class HalfActions(gymnasium.ActionWrapper[object, object, object]):

@@ -3,8 +3,10 @@ itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from rl_platform.envs.embodied.descriptions import PROBLEMS, EnvDescription, check_time_limit, closing_env, make_env
@@ -47,6 +49,15 @@ def inspect_env(description: EnvDescription, *, limited: bool = True) -> EnvFact
         spaces = read_spaces(env, description.id)
         if limited:
             check_time_limit(env, description.id)
-        modes, rate = env.metadata.get("render_modes", ()), int(env.metadata.get("render_fps") or USUAL_RATE)
+        modes, rate = rendering(env)
         uses_mujoco = hasattr(env.unwrapped, "mujoco_renderer") or getattr(env.unwrapped, "draws_with_mujoco", False)
-        return EnvFacts(spaces, tuple(modes), rate, uses_mujoco)
+        return EnvFacts(spaces, modes, rate, uses_mujoco)
+
+
+def rendering(env: AnyEnv) -> tuple[tuple[str, ...], int]:
+    """Returns the render modes of an environment and its steps per second, from its metadata; the usual values for
+    those that are missing or of another type."""
+    metadata = env.metadata if isinstance(env.metadata, Mapping) else {}
+    modes, rate = metadata.get("render_modes"), metadata.get("render_fps")
+    known = isinstance(rate, Real) and 1 <= float(rate) < math.inf
+    return tuple(modes) if isinstance(modes, list | tuple | set) else (), int(float(rate)) if known else USUAL_RATE

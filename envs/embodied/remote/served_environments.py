@@ -34,7 +34,7 @@ from rl_platform.envs.embodied.descriptions import (
     find_spec,
     make_env,
 )
-from rl_platform.envs.embodied.env_facts import USUAL_RATE
+from rl_platform.envs.embodied.env_facts import rendering
 from rl_platform.envs.embodied.remote.served_facts import ServedFacts
 from rl_platform.envs.embodied.remote.wire import Fields, Kind, Message, Reader, WireError, receive, send
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
@@ -344,8 +344,8 @@ def _facts(description: EnvDescription) -> tuple[ServedFacts, bool]:
             raise ConfigError(problems) from error
         limited &= _limited(env, description.id)
         stops |= stop_of(env) is not None
-        draws = "rgb_array" in env.metadata.get("render_modes", ())
-        rates.append(int(env.metadata.get("render_fps") or USUAL_RATE) if draws else 0)
+        modes, rate = rendering(env)
+        rates.append(rate if "rgb_array" in modes else 0)
         close_env(env, description.id)
         if spaces[-1] != spaces[0]:
             message = f"task {name} has other spaces than {names[0]}"

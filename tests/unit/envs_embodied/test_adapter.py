@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Dict, Discrete, Tuple
 
+from rl_platform.envs.embodied.adapter import flattened
 from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
+from rl_platform.envs.embodied.env_facts import rendering
 from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer
+from rl_platform.envs.embodied.spaces import read_spaces
 from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.errors import ConfigError
 
@@ -31,6 +36,32 @@ def episodes(make):
         return [episode.success for result in results for episode in result.episodes]
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"render_modes": ["rgb_array"], "render_fps": 12.5}, (("rgb_array",), 12)),
+        ({"render_modes": ("human",), "render_fps": np.int64(50)}, (("human",), 50)),
+        ({"render.modes": ["human"]}, ((), 30)),
+        ({"render_modes": None, "render_fps": None}, ((), 30)),
+        ({"render_modes": "rgb_array", "render_fps": "fast"}, ((), 30)),
+        ({"render_fps": float("nan")}, ((), 30)),
+        ({"render_fps": float("inf")}, ((), 30)),
+        ({"render_fps": 0}, ((), 30)),
+        (None, ((), 30)),
+    ],
+)
+def test_metadata_that_say_nothing_usable_have_the_usual_values(metadata: object, expected: object) -> None:
+    assert rendering(SimpleNamespace(metadata=metadata)) == expected
+
+
+@pytest.mark.parametrize("space", [Dict({}), Dict({"arm": Tuple([])})])
+def test_an_observation_without_parts_is_refused(space: gymnasium.Space) -> None:
+    env = gymnasium.Env()
+    env.observation_space, env.action_space = space, Discrete(2)
+    with pytest.raises(ConfigError, match=r"observation space of Bare cannot be used"):
+        read_spaces(flattened(env), "Bare")
 
 
 @pytest.mark.parametrize("key", ["success", "is_success"])
