@@ -39,8 +39,8 @@ def _tolerant(stream: TextIO | None, descriptor: int, errors: str) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=True)
     at_once = stream.line_buffering or stream.write_through
-    errors = "backslashreplace" if stream.errors == "strict" else stream.errors
-    return io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=at_once)
+    tolerant = "backslashreplace" if stream.errors == "strict" else stream.errors
+    return io.TextIOWrapper(buffer, stream.encoding, tolerant, line_buffering=at_once)
 
 
 class _Descriptor(io.FileIO):

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from numbers import Real
 from os import PathLike
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
-from rl_platform.envs.embodied.descriptions import EnvDescription, make_env
+from rl_platform.envs.embodied.descriptions import EnvDescription, closing_env, make_env
 from rl_platform.errors import ConfigError, Problem, check_all, problems_of
 from rl_platform.launch.placed_config import load, located
 from rl_platform.python.arguments import Source, as_overrides, as_source
@@ -161,13 +161,11 @@ def _is_continuous(env_id: str, overrides: Mapping[str, object]) -> bool:
 
     kwargs = overrides.get("env.kwargs", {})
     try:
-        env: Any = make_env(EnvDescription(env_id, kwargs if isinstance(kwargs, dict) else {}))
+        made = make_env(EnvDescription(env_id, kwargs if isinstance(kwargs, dict) else {}))
     except ConfigError:
         return True
-    try:
+    with closing_env(made, env_id) as env:
         return isinstance(env.action_space, Box)
-    finally:
-        env.close()
 
 
 def _new_folder(name: str) -> str:

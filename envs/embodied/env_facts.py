@@ -59,5 +59,6 @@ def rendering(env: AnyEnv) -> tuple[tuple[str, ...], int]:
     those that are missing or of another type."""
     metadata = env.metadata if isinstance(env.metadata, Mapping) else {}
     modes, rate = metadata.get("render_modes"), metadata.get("render_fps")
-    known = isinstance(rate, Real) and 1 <= float(rate) < math.inf
-    return tuple(modes) if isinstance(modes, list | tuple | set) else (), int(float(rate)) if known else USUAL_RATE
+    number = float(rate) if isinstance(rate, Real) else math.nan
+    steps = int(number) if 1 <= number < math.inf else USUAL_RATE
+    return tuple(modes) if isinstance(modes, list | tuple | set) else (), steps

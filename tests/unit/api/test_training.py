@@ -131,7 +131,7 @@ class Blank(gymnasium.Env):
 
 
 class Line(gymnasium.Env):  # type: ignore[type-arg]
-    """A point on a line; the reward is its action."""
+    """A point on a line; the reward is its action. It cannot be closed, which costs nothing."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,))
     action_space = gymnasium.spaces.Box(-1, 1, (1,))
@@ -142,6 +142,9 @@ class Line(gymnasium.Env):  # type: ignore[type-arg]
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
         return np.zeros(1, np.float32), float(action[0]), False, False, {}
+
+    def close(self) -> None:
+        raise RuntimeError("its window is gone")
 
 
 def test_ppo_trains_in_what_a_function_makes() -> None:
