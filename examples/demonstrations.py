@@ -1,10 +1,11 @@
-"""Records demonstrations of scripted experts for seven robot tasks, in the layout of robomimic's files.
+"""Records demonstrations of scripted experts for eight robot tasks, in the layout of robomimic's files.
 
     python examples/demonstrations.py lift.hdf5                # robosuite's Lift
     python examples/demonstrations.py door.hdf5                # robosuite's Door
     python examples/demonstrations.py fetch_push.hdf5          # FetchPush of Gymnasium-Robotics
     python examples/demonstrations.py metaworld_push.hdf5      # push-v3 of Meta-World
     python examples/demonstrations.py metaworld_drawer.hdf5    # drawer-open-v3 of Meta-World
+    python examples/demonstrations.py dm_reach.hdf5            # reach_site_features of dm-control
     python examples/demonstrations.py maniskill_pick.hdf5 --python maniskill/bin/python    # ManiSkill's PickCube
     python examples/demonstrations.py maniskill_push_camera.hdf5 --python maniskill/bin/python    # PushCube with images
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import h5py
+import mujoco
 import numpy as np
 
 from rl_platform.envs.embodied.descriptions import EnvDescription
@@ -29,12 +31,24 @@ from rl_platform.errors import PlatformError
 OPEN, CLOSE = -1.0, 1.0
 UP = np.array([0.0, 0.0, 1.0])
 LIFTED = 0.92  # height of robosuite's cube at the end, in metres; the table is at 0.8
+# dm-control's Jaco arm: offset of each link from the one before in metres; its rotation, a quaternion (w, x, y, z)
+JACO_BASE = np.array([0.0, 0.4, 0.0])
+JACO = (
+    ((0.0, 0.0, 0.15675), (0.0, 0.0, 1.0, 0.0)),
+    ((0.0, 0.0016, -0.11875), (0.0, 0.0, -(0.5**0.5), 0.5**0.5)),
+    ((0.0, -0.41, 0.0), (0.0, 0.0, 1.0, 0.0)),
+    ((0.0, 0.2073, -0.0114), (0.0, 0.0, -(0.5**0.5), 0.5**0.5)),
+    ((0.0, -0.03703, -0.06414), (0.0, 0.0, 0.5, 0.75**0.5)),
+    ((0.0, -0.03703, -0.06414), (0.0, 0.0, 0.5, 0.75**0.5)),
+)
+JACO_SPEED = np.array([0.628] * 3 + [0.837] * 3)  # of its joints, at most, in radians per second
 
 
 class Task(NamedTuple):
     """parts: of an observation, and their sizes; of images their shapes. noisy: components of an action.
 
     episodes: to record by default. noise: standard deviation of the noise on executed actions, by default.
+    least_return: of an episode that is written, where the task reports no success.
     """
 
     env: EnvDescription
@@ -43,6 +57,7 @@ class Task(NamedTuple):
     noisy: slice
     episodes: int
     noise: float = 0.2
+    least_return: float = float("inf")
 
 
 def lift(observation: np.ndarray) -> np.ndarray:
@@ -151,6 +166,26 @@ def metaworld_drawer(observation: np.ndarray) -> np.ndarray:
     return np.clip(np.append(10.0 * target, OPEN), -1.0, 1.0)
 
 
+def dm_reach(observation: np.ndarray) -> np.ndarray:
+    """Turns the joints so that the hand moves straight to its target (damped least squares, Wampler 1986)."""
+    target, angles, hand = observation[:3], observation[3:15].reshape(6, 2), observation[33:36]
+    jacobian = jaco_jacobian(angles, hand)
+    speeds = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + 1e-3 * np.eye(3), 4.0 * (target - hand))
+    return np.append(speeds / max(1.0, np.abs(speeds / JACO_SPEED).max()), np.zeros(3))  # the fingers rest
+
+
+def jaco_jacobian(angles: np.ndarray, hand: np.ndarray) -> np.ndarray:
+    """Returns the velocity of the hand for each joint's, [3,6], from sines and cosines of the joints, [6,2]."""
+    columns, origin, rotation, link = [], JACO_BASE, np.eye(3), np.empty(9)
+    for (offset, quaternion), (sine, cosine) in zip(JACO, angles, strict=True):
+        mujoco.mju_quat2Mat(link, np.array(quaternion))
+        origin = origin + rotation @ np.array(offset)
+        rotation = rotation @ link.reshape(3, 3)
+        columns.append(np.cross(rotation[:, 2], hand - origin))  # each joint turns about the z axis of its link
+        rotation = rotation @ np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+    return np.stack(columns, 1)
+
+
 def maniskill_pick(observation: np.ndarray) -> np.ndarray:
     """Goes above the cube, down around it, closes the hand and carries it to the goal. Action 1 moves 0.1 m."""
     width, held, hand = observation[7] + observation[8], observation[18], observation[19:22]
@@ -220,6 +255,18 @@ TASKS = {
     "metaworld_drawer": Task(
         metaworld_task("drawer-open-v3", 100), {"state": 39}, metaworld_drawer, noisy=slice(3), episodes=20
     ),
+    "dm_reach": Task(
+        EnvDescription(
+            "rl_platform.envs.embodied.suites.dm_control:Manipulation",
+            {"task": "reach_site_features"},
+            python="manipulation",
+        ),
+        {"state": 45},
+        dm_reach,
+        noisy=slice(9),
+        episodes=300,
+        least_return=150.0,
+    ),
     "maniskill_pick": Task(
         maniskill_task("PickCube-v1"), {"state": 42}, maniskill_pick, noisy=slice(3), episodes=150, noise=0.1
     ),
@@ -228,7 +275,7 @@ TASKS = {
         {"state": 25, "objects": 10, "rgb": (64, 64, 3)},
         maniskill_push,
         noisy=slice(3),
-        episodes=40,
+        episodes=120,
         noise=0.1,
     ),
 }
@@ -258,7 +305,7 @@ def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> 
                     ended = {int(index): valid.get(int(index)) for index in np.flatnonzero(result.ended)} | ended
                 for index, episode in sorted(ended.items()):
                     asked = first + index < episodes  # the last round of workers may be one too many
-                    if not asked or episode is None or episode.success is None or not episode.success.at_end:
+                    if not asked or episode is None or not succeeded(episode, task):
                         continue
                     group = file.create_group(f"data/demo_{written}")
                     group["actions"] = np.stack(chosen)[: episode.length, index].astype(np.float32)
@@ -275,6 +322,10 @@ def record(path: str, task: Task, episodes: int, noise: float, workers: int) -> 
         unfinished.unlink(missing_ok=True)
         envs.close()
     return written / episodes
+
+
+def succeeded(episode: EpisodeStats, task: Task) -> bool:
+    return episode.success.at_end if episode.success is not None else episode.return_ >= task.least_return
 
 
 if __name__ == "__main__":

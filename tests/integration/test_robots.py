@@ -126,7 +126,7 @@ def test_a_pose_that_is_drawn_again_is_not_reported(capfd: pytest.CaptureFixture
     assert "Failed to converge" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["fetch_push", "metaworld_push", "metaworld_drawer"])
+@pytest.mark.parametrize("name", ["fetch_push", "metaworld_push", "metaworld_drawer", "dm_reach"])
 def test_demonstrations_of_a_scripted_expert_start_the_shipped_config(
     name: str, script: Callable[[Path], ModuleType], command, folder: Path
 ) -> None:
@@ -236,6 +236,7 @@ def test_robosuite_is_seen_by_cameras_and_as_a_state(drawing: dict[str, str], cl
         ("fetch_push", [], "python examples/demonstrations.py fetch_push.hdf5"),
         ("metaworld_push", [], "python examples/demonstrations.py metaworld_push.hdf5"),
         ("metaworld_drawer", [], "python examples/demonstrations.py metaworld_drawer.hdf5"),
+        ("dm_reach", [], "python examples/demonstrations.py dm_reach.hdf5"),
         ("robosuite_door", [], "python examples/demonstrations.py door.hdf5"),
         ("metaworld_reach", ["env.kwargs.env_name=reach-v4"], "did you mean reach-v3"),
         ("dm_cheetah", ["env.kwargs.domain=cheetha"], "did you mean cheetah"),

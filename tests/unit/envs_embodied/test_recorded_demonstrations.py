@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -165,6 +166,40 @@ def test_the_handle_is_turned_before_the_door_is_pulled(example: ModuleType) -> 
     turned = example.door(np.array([*hand, *downwards, *fingers, *door, *handle, 0.0, 0.0]))
     pulled = example.door(np.array([*hand, *downwards, *fingers, *door, *handle, 0.2, 0.0]))
     assert (turned[2], turned[6], pulled[1], pulled[6]) == (-1.0, example.CLOSE, 1.0, example.CLOSE)
+
+
+def test_the_hand_moves_to_its_target_by_the_jacobian_of_the_arm(example: ModuleType) -> None:
+    body, ends = "", ""
+    for offset, quaternion in example.JACO:
+        place = f'pos="{" ".join(map(str, offset))}" quat="{" ".join(map(str, quaternion))}"'
+        body += f'<body {place}><joint axis="0 0 1"/><geom size="0.01"/>'
+        ends += "</body>"
+    base = " ".join(map(str, example.JACO_BASE))
+    arm = f'<body pos="{base}">{body}<site name="hand" pos="0.01 0.02 0.2"/>{ends}</body>'
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{arm}</worldbody></mujoco>")
+    data = mujoco.MjData(model)
+    data.qpos[:] = np.random.default_rng(0).uniform(-3.0, 3.0, 6)
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_comPos(model, data)
+    expected, angles = np.zeros((3, 6)), np.stack([np.sin(data.qpos), np.cos(data.qpos)], 1)
+    mujoco.mj_jacSite(model, data, expected, None, 0)
+    hand = data.site("hand").xpos.copy()
+    assert np.allclose(example.jaco_jacobian(angles, hand), expected, atol=1e-9)
+
+    observation = np.concatenate([hand + 0.05, angles.reshape(-1), np.zeros(18), hand, np.zeros(9)])
+    action = example.dm_reach(observation)
+    moved = expected @ action[:6]
+    assert moved @ np.full(3, 1 / 3**0.5) > 0.95 * np.linalg.norm(moved) > 0.0
+    assert np.abs(action[:6]).max() <= 0.838
+
+
+def test_a_task_without_success_writes_episodes_of_enough_return(example: ModuleType, folder: Path) -> None:
+    Path("arm.py").write_text(UNEVEN.replace('{"success": over}', "{}"))
+    env = EnvDescription("arm.py:Arm", max_episode_steps=9)
+    task = example.Task(env, {"hand": 1}, lambda observation: observation / 10, slice(1), 3, least_return=3.0)
+    assert example.record("arm.hdf5", task, 3, 0.0, 2) == 2 / 3
+    with h5py.File("arm.hdf5") as file:
+        assert [len(file[f"data/demo_{number}/actions"]) for number in range(2)] == [3, 4]
 
 
 @pytest.mark.parametrize(
