@@ -19,7 +19,7 @@ from rl_platform.reporter import RunInfo, Sample
 from rl_platform.step_lines import read_lines
 
 
-def snapshot(run: Path, title: str, width: int = 100) -> str:
+def snapshot(run: Path, title: str) -> str:
     """Returns the view after the last step, with the last sample. Raises ConfigError for a folder without a run,
     DataError for a run without steps."""
     check_runs([run])
@@ -28,7 +28,7 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
         raise DataError(f"{run}: no finished step in metrics.jsonl")
     names = {name for row in rows for name in row}
     last = int(rows[-1]["step"])
-    console = Console(file=io.StringIO(), record=True, width=width, height=40, force_terminal=True)
+    console = Console(file=io.StringIO(), record=True, width=100, height=40, force_terminal=True)
     view = LiveView(console)
     history = History(headline_of_run(run, names), last)
     for row in rows:

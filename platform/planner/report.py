@@ -220,20 +220,25 @@ def _memory_warnings(report: Report) -> Iterator[str]:
         verb = "cannot hold" if peak > capacity else "would be nearly full with"
         limit = f"{'the node' if on_node else report.gpu(uses[0]).kind} has {capacity / GIB:.1f} GiB"
         largest = max(uses[0].usage.components, key=lambda name: uses[0].usage.components[name].total)
-        yield f"{where} {verb} {peak / GIB:.1f} GiB: {limit}; {largest} is the largest: {_remedy(report, largest)}"
+        remedy = _remedy(report, largest, capacity)
+        yield f"{where} {verb} {peak / GIB:.1f} GiB: {limit}; {largest} is the largest: {remedy}"
 
 
-def _remedy(report: Report, component: str) -> str:
+def _remedy(report: Report, component: str, capacity: int) -> str:
+    """Returns what makes a component smaller that is the largest on a device of `capacity` bytes."""
     memory = MemoryModel(report.config, report.shapes, report.layout, on_gpu=True).rank(component)
+    own = ", or GPUs of its own" if report.layout.sharing[component] else ""
+    if component == "rollout" and memory.weights > capacity:
+        return "its weights alone are larger: more GPUs for each rank (rollout.backend sglang or vllm)"
     if component == "rollout":
-        return "fewer sequences at once (rollout.max_running_requests), or GPUs of its own"
+        return f"fewer sequences at once (rollout.max_running_requests){own}"
     if component == "reference":
-        return "more ranks, over which its parameters are sharded, or GPUs of its own"
+        return f"more ranks, over which its parameters are sharded{own}"
     if component == "reward":
-        return "fewer responses at once (reward.max_batch_size), or GPUs of its own"
+        return f"fewer responses at once (reward.max_batch_size){own}"
     if memory.activations > memory.lasting + memory.gradients:
         return f"a smaller {'critic' if component == 'critic' else 'actor'}.micro_batch_size"
-    return "more ranks, over which its parameters and optimizer are sharded, or GPUs of its own"
+    return f"more ranks, over which its parameters and optimizer are sharded{own}"
 
 
 def _offload_warnings(report: Report) -> Iterator[str]:

@@ -104,6 +104,14 @@ def test_memory_over_the_gpus_says_who_and_what_helps(plans: Any, tmp_path: Any)
     assert any("a smaller actor.micro_batch_size" in warning for warning in report.warnings)
 
 
+def test_weights_larger_than_a_gpu_need_several_for_each_rank(plans: Any, tmp_path: Any) -> None:
+    apart = {"actor,critic": "0-15", "rollout,reward": "16"}
+    overrides = plans.llama(tmp_path, num_hidden_layers=600), "data.mini_batch_size=16"
+    (warning,) = plans.report(plans.config(*overrides, gpus=17, placement=apart)).warnings
+    assert warning.startswith("GPU 16 cannot hold ")
+    assert warning.endswith("its weights alone are larger: more GPUs for each rank (rollout.backend sglang or vllm)")
+
+
 def test_a_machine_without_gpus_is_judged_by_its_main_memory() -> None:
     config = load_config(ROOT / "configs/reasoning/ppo.yaml").config
     small = Inventory((Node("laptop", 0, cpus=4, memory=4 * 2**30),), "detected")
