@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -148,4 +149,5 @@ def _math_verifier() -> Verifier:
 def _user_verifier(name: str) -> Verifier:
     kind = find("rl_platform.config.explanations", "foreign_rewards.of_rewards", lambda kind: kind)(REWARD)
     function = kind.load(name)
-    return lambda item: function(item.response, item.answer, item.metadata)
+    # of its own: responses to one question that arrive together share the metadata, which the function may change
+    return lambda item: function(item.response, item.answer, deepcopy(item.metadata))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -40,7 +41,8 @@ class ToolSpec:
         tool = load_tool(self.type)
 
         def answer(call: ToolCall) -> Score:
-            observation = tool(list(call.conversation), call.metadata)
+            # conversations of one question that arrive together share the metadata, which the tool may change
+            observation = tool(list(call.conversation), deepcopy(call.metadata))
             if not isinstance(observation, str | None):
                 raise TypeError(f"a tool answers with text or None, not with {observation!r}")
             return Score(0.0, text=observation)

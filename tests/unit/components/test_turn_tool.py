@@ -56,3 +56,11 @@ def test_a_tool_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     wrong = score_one(tool, ToolCall(("?", "a", "b"), metadata))
     assert (wrong.valid, wrong.reason) == (False, RAISED)
     assert "not with 3" in wrong.detail
+
+
+def test_a_tool_that_changes_the_metadata_changes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples of a question that are answered together share the metadata."""
+    (tmp_path / "taking_tool.py").write_text("def f(conversation, metadata): return metadata['answers'].pop()")
+    monkeypatch.syspath_prepend(tmp_path)
+    tool, metadata = ToolSpec("taking_tool:f").load(), {"answers": ["one", "two"]}
+    assert [tool(ToolCall(("?", text), metadata)).text for text in "ab"] == ["two", "two"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import subprocess
 import sys
@@ -253,6 +254,16 @@ def test_user_function_and_names_that_do_not_exist(tmp_path, monkeypatch) -> Non
         with pytest.raises(ConfigError) as caught:
             VerifierSpec(name).load()
         assert expected in str(caught.value)
+
+
+def test_a_function_that_changes_the_metadata_changes_its_own(tmp_path, monkeypatch) -> None:
+    """The samples of a question that are scored together share the metadata: the first one took it from the others."""
+    code = "def take(response, answer, metadata):\n    return metadata['bounds'].pop() + metadata.pop('bonus')\n"
+    (tmp_path / "taking_reward.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    items = [ScoreItem(text, "?", "", metadata) for metadata in [{"bonus": 1, "bounds": [2, 3]}] for text in "abc"]
+    verifier = VerifierSpec("taking_reward:take").load()
+    assert [verifier(item) for item in pickle.loads(pickle.dumps(items))] == [4, 4, 4]
 
 
 def test_a_scoring_process_imports_neither_torch_nor_pydantic() -> None:
