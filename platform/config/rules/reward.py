@@ -81,7 +81,7 @@ def _judge(key: str, judge: Judge) -> Iterator[Problem]:
         yield Problem(f"{key}.template", "without {response} the judge would not see the response")
     if when(lambda: judge.verdict is not None and _groups(judge.verdict) != 1):
         message = "must be a regular expression with exactly one group, the score"
-        yield Problem(f"{key}.verdict", message, hint="for example 'Score: ([0-9.]+)'")
+        yield Problem(f"{key}.verdict", message, hint=r"for example 'Score: (\d+(?:\.\d+)?)'")
 
 
 def _groups(pattern: str) -> int:

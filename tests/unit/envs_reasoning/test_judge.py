@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Unreachable
 
 SECRET = "sk-very-secret"
+PAGE = (Path(__file__).parents[3] / "docs" / "reasoning.md").read_text(encoding="utf-8")
+OF_THE_DOCS = re.findall(r"^ +verdict: '(.+)' +#", PAGE, re.MULTILINE)[0]
 ITEM = ScoreItem("it is {answer}", "1+1?", "2")
 Reply = Callable[[dict[str, Any]], tuple[int, str] | None]
 
@@ -93,6 +97,8 @@ def test_what_the_judge_is_asked(chat: Chat, judge) -> None:
         (None, " 0.5\n", 0.5),
         (None, "-3", -3.0),
         (r"Score: ([-0-9.]+)", "Score: 2? No.\nScore: 7.5", 7.5),
+        (OF_THE_DOCS, "It is right. Score: 7.5.", 7.5),
+        (OF_THE_DOCS, "Score: 8/10.", 8.0),
         (r"\[\[(\d+)\]\]", "Reasons.\n[[10]]", 10.0),
     ],
 )
