@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 
 from rl_platform.envs.reasoning.answers.finding import find_answer, last_number, reserved
 from rl_platform.envs.reasoning.answers.fork import in_fork
@@ -40,10 +41,10 @@ class GymVerifier:
     def score(self, response: str, question: str, answer: str, metadata: dict[str, object]) -> float:
         """Returns a score in [0, 1]. Raises ValueError if the data set cannot score its own answer."""
         given = _find(response, answer)
-        if given is None or (given != answer and calls_code(given)):
+        if given is None:
             return 0.0
         entry: dict[str, object] = {"question": question, "answer": answer, "metadata": metadata}
-        score = self._score(given, entry) if _PLAIN.fullmatch(given) else in_fork(lambda: self._score(given, entry))
+        score = guarded(given, answer, lambda: self._score(given, entry))
         if not self._exact:
             return score
         hedged = answer != NO_ANSWER and reserved(given) and not reserved(answer)
@@ -56,6 +57,17 @@ class GymVerifier:
             if entry["answer"] != NO_ANSWER:
                 self.dataset.score_answer(entry["answer"], entry)  # raises if the data are the cause
             return 0.0
+
+
+def guarded(given: str, answer: str, score: Callable[[], float]) -> float:
+    """Returns the number in [0, 1] that `score`, which may evaluate the text `given` of a model, returns.
+
+    It runs in a copy of this process unless the text is words and numbers, and not at all for a text that calls code
+    and is not the expected answer: that scores 0. Raises ValueError as `in_fork`.
+    """
+    if given != answer and calls_code(given):
+        return 0.0
+    return score() if _PLAIN.fullmatch(given) else in_fork(score)
 
 
 def _find(response: str, answer: str) -> str | None:

@@ -59,7 +59,8 @@ class GuessNumber:
 class ReasoningGym:
     """Questions of `dataset`, a data set of reasoning-gym that reads all further parameters; `attempts` for each.
 
-    The reward is the data set's score of the best attempt, divided by the number of attempts until then.
+    The reward is the data set's score of the best attempt, divided by the number of attempts until then. As with
+    `reward.type: task`, answers that read attributes or call unmathematical functions score 0.
     """
 
     def __init__(self, params: JsonObject) -> None:
@@ -76,11 +77,20 @@ class ReasoningGym:
         return str(self._entry["question"])
 
     def step(self, text: str) -> tuple[str, float, bool]:
+        from rl_platform.envs.reasoning.answers.gym_verifier import guarded
+
         self._count += 1
-        score = float(self._data.score_answer(text.strip(), self._entry))
+        given = text.strip()
+        score = guarded(given, str(self._entry["answer"]), lambda: self._scored(given))
         self._best = max(self._best, score / self._count)
         done = score >= 1 or self._count >= self._attempts
         return f"That is not right (score {score:.2f}). Try again.", 0.0, done
+
+    def _scored(self, given: str) -> float:
+        try:
+            return float(self._data.score_answer(given, self._entry))
+        except Exception:  # of the parsers and programs that read the answer
+            return 0.0
 
     def score(self) -> float:
         return self._best

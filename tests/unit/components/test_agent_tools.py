@@ -16,10 +16,12 @@ import pytest
 import torch
 from stand_ins import Sink
 from tiny_configs import REASONING
+from waiting import HANG_S
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.agents import verifiers_program
+from rl_platform.components.agents.agent_process import AgentProcess
 from rl_platform.components.agents.conversation_metrics import conversation_metrics
 from rl_platform.components.agents.environment_loop import check_environment
 from rl_platform.components.agents.tool_classes import SearchTool
@@ -497,6 +499,33 @@ def test_the_guessing_game(generated) -> None:
     [one] = generated([["unused"]], **options)
     assert written(one, by_policy=False) == "lower\nno number\n"
     assert one.conversation.reward == pytest.approx(0.5)  # the third of four
+
+
+@pytest.mark.parametrize("dataset", ["countdown", "puzzle24", "simple_integration", "polynomial_multiplication"])
+def test_reasoning_gym_runs_no_code_of_the_policy(dataset: str, tmp_path: Path) -> None:
+    from rl_platform.components.agents.text_environments import ReasoningGym
+
+    environment = ReasoningGym({"dataset": dataset, "attempts": 3})
+    environment.reset({}, 1)
+    touched = tmp_path / "touched"
+    assert environment.step(f"__import__('pathlib').Path({str(touched)!r}).touch()")[0].startswith("That is not right")
+    assert not touched.exists()
+    environment.step("1 +")  # no expression
+    assert environment.step(str(environment._entry["answer"]))[2]
+    assert 0 < environment.score() <= 1 / 3
+
+
+def test_reasoning_gym_computes_formulas_of_many_episodes_in_a_process_of_tools(closes) -> None:
+    process = closes(AgentProcess("tool_program"))
+    spec = {"type": "reasoning_gym", "params": {"dataset": "countdown", "attempts": 1}}
+
+    def asked(**job: Any) -> list[Any]:
+        return [future.result(HANG_S) for future in [process.run({"key": str(key), **job}) for key in range(8)]]
+
+    asked(do="start", environment="reasoning_gym")
+    asked(do="reset", environment=spec, question={}, seed=1, longest=1000)
+    assert [step[1:] for step in asked(do="step", text="(1 + 1) * 2", longest=100)] == [[0.0, True]] * 8
+    assert all(0 <= score < 1 for score in asked(do="end"))
 
 
 def test_reasoning_gym_as_an_environment() -> None:
