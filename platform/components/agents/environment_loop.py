@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 from rl_platform.components.agents.agent_function import JsonObject
 from rl_platform.components.agents.agent_process import AgentFailed
 from rl_platform.components.agents.chat_session import ChatSession
 from rl_platform.components.agents.text_environments import ENVIRONMENTS, OPENENV, environment_class
 from rl_platform.components.agents.tool_loop import ToolLoop, shortened
-from rl_platform.components.agents.tool_processes import LETTERS_PER_TOKEN, Lease, ToolProcesses
+from rl_platform.components.agents.tool_processes import END_S, LETTERS_PER_TOKEN, Lease, ToolProcesses
 from rl_platform.components.agents.verifiers_program import TYPE, check_verifiers
 from rl_platform.config.schema.rollout import Agent
 from rl_platform.errors import ConfigError, Problem
@@ -61,10 +62,10 @@ class EnvironmentLoop:
         called: Lease | None,
         counts: Counter[str],
     ) -> float:
-        timeout_s, longest = self._own.timeout_s, self._own.max_result_tokens
+        longest = self._own.max_result_tokens
         limit = {"longest": longest * LETTERS_PER_TOKEN}
         spec = {"type": self._own.type, "params": self._own.params}
-        text = await lease.ask("reset", timeout_s, environment=spec, question=question, seed=seed, **limit)
+        text = await self._ask(lease, "reset", environment=spec, question=question, seed=seed, **limit)
         system = [each for each in question["messages"][:1] if each["role"] == "system"]
         messages = [*system, {"role": "user", "content": shortened(text, self._tokenizer, longest)}]
         messages, schemas = (messages, None) if self._tools is None else self._tools.described(messages)
@@ -75,13 +76,24 @@ class EnvironmentLoop:
             if self._tools and called and (results := await self._tools.results(said, called, counts)):
                 messages += [said[0], *results]
                 continue
-            text, reward, done = await lease.ask("step", timeout_s, text=said[1], **limit)
+            text, reward, done = await self._ask(lease, "step", text=said[1], **limit)
             total += reward
             if done:
                 break
             messages += [said[0], {"role": "user", "content": shortened(text, self._tokenizer, longest)}]
-        score = await lease.end()
+        try:
+            score = await lease.end()
+        except TimeoutError as error:
+            raise AgentFailed(f"score() and close() took more than {END_S:g} s") from error
         return total if score is None else score
+
+    async def _ask(self, lease: Lease, do: str, **job: object) -> Any:
+        """Returns the result of a method of the environment. Raises AgentFailed, also if it takes too long."""
+        try:
+            return await lease.ask(do, self._own.timeout_s, **job)
+        except TimeoutError as error:  # that of the whole trajectory arrives as CancelledError
+            key = "rollout.agent.environment.timeout_s"
+            raise AgentFailed(f"{do}() took more than {self._own.timeout_s:g} s ({key})") from error
 
 
 def check_environment(options: Agent) -> None:

@@ -20,7 +20,7 @@ from waiting import HANG_S
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
-from rl_platform.components.agents import verifiers_program
+from rl_platform.components.agents import environment_loop, tool_processes, verifiers_program
 from rl_platform.components.agents.agent_process import AgentProcess
 from rl_platform.components.agents.conversation_metrics import conversation_metrics
 from rl_platform.components.agents.environment_loop import check_environment
@@ -165,6 +165,10 @@ class Game:
         if text == "nan":
             return "a", float("nan"), False
         return f"<{len(self.heard)}>", 0.5, text == "end"
+
+class Unending(Game):
+    def close(self):
+        time.sleep(600)
 
 class Scored(Game):
     def score(self):
@@ -478,7 +482,15 @@ def test_an_environment_that_fails_costs_its_trajectory(generated) -> None:
     answers = ["0", "1", "2", "3", "4", "unborn"]
     found = generated(scripts, answers=answers, **game(timeout_s=3), num_workers=6)
     assert [one.valid for one in found] == [False, True, False, False, False, False]
+    assert found[0].verdict == "step() took more than 3 s (rollout.agent.environment.timeout_s)"
     assert conversation_metrics(found)["tool/errors"] == 5
+
+
+def test_an_environment_whose_end_hangs_is_named(generated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_processes, "END_S", 1.0)
+    monkeypatch.setattr(environment_loop, "END_S", 1.0)
+    [one] = generated([["end"]], **game("Unending"))
+    assert (one.valid, one.verdict) == (False, "score() and close() took more than 1 s")
 
 
 def test_an_environment_that_never_works_ends_the_run_with_its_traceback(generated) -> None:
