@@ -143,8 +143,16 @@ class Sizes:
 
     @property
     def sequence_length(self) -> int | None:
-        length = self.config.actor.model.sequence_length
-        return None if length is None else min(length, 8)
+        """Of a recurrent policy: up to 8 steps. They divide those of a rollout, of an episode, and the rows of a
+        micro-batch."""
+        model = self.config.actor.model
+        if model.type != "gru":
+            return model.sequence_length
+        rows = math.gcd(self.mini_batch, self.micro_batch("actor") or self.mini_batch)
+        if model.sequence_length is None:
+            return None if rows % self.rollout_steps == 0 else math.gcd(rows, 8)
+        power_of_two = 1 << (min(model.sequence_length, 8).bit_length() - 1)
+        return math.gcd(rows, power_of_two)
 
     @property
     def rollout_steps(self) -> int:

@@ -153,6 +153,23 @@ def test_the_small_config_is_valid_and_keeps_the_shape(path, tmp_path):
     assert again.runner.max_steps == 2
 
 
+@pytest.mark.parametrize("num_envs", [1, 3, 16])
+@pytest.mark.parametrize(("length", "small_length"), [(1, 1), (3, 2), (5, 4), (30, 8), ("null", None)])
+def test_sequences_of_a_recurrent_policy_divide_the_small_rollout(length, small_length, num_envs, tmp_path):
+    """60 steps are divided by 5, and the 16 of a rehearsal are not."""
+    sizes = [f"env.num_envs={num_envs}", "env.rollout_steps=60", "data.mini_batch_size=60"]
+    if num_envs == 3:
+        sizes.append("env.tasks=[{name: a}, {name: b}, {name: c}]")
+        sizes.append("env.evaluation.episodes=3")
+    path = str(ROOT / "configs/embodied/masked_cartpole.yaml")
+    loaded, placement, _ = load(path, [*sizes, f"actor.model.sequence_length={length}"])
+    small, _ = shrunk(loaded.config, placement, Materials(tmp_path))
+    (tmp_path / "small.yaml").write_text(LoadedConfig(small, {}).resolved_yaml())
+    again = load_config(tmp_path / "small.yaml").config
+    expected = 8 if (length, num_envs) == ("null", 3) else small_length  # 24 rows are no multiple of 16
+    assert again.actor.model.sequence_length == expected
+
+
 @pytest.mark.parametrize("name", ["pi0", "vlm_tokens"])
 def test_a_policy_with_trained_weights_becomes_a_small_random_one(name, tmp_path):
     """The folder of the weights need not be on this machine, nor the statistics of actions in it."""
