@@ -66,9 +66,11 @@ def evaluate_checkpoint(
 def _evaluated(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str], console: Console | None) -> list[Row]:
     """Returns what `evaluate_checkpoint` returns."""
     checkpoint = run.open(loaded.config)
-    config = one_process(loaded.config)
+    config, overridden = one_process(loaded.config), {key_of(override) for override in overrides}
+    if "env.address" in overridden and not config.env.tasks:  # one environment a connection, as a robot is only one
+        config = config.changed({"env.num_envs": config.env.num_workers})
     # the key of the config is about training; on the command line it selects or excludes videos
-    decided = any(key_of(override) == "env.evaluation.video" for override in overrides)
+    decided = "env.evaluation.video" in overridden
     video = config.env.evaluation.video or not (decided or is_named(config.env.backend))
     placement = schedule(config.cluster, inventory := inventory_for(config.cluster))
     if config.runner.task_type == "embodied":

@@ -26,6 +26,7 @@ LATEST = "latest"
 RUNS = Path("runs")  # searched for `latest`; the default of runner.output_dir is inside
 KEYS = {  # may differ in an evaluation; other keys belong to the model or its training
     "embodied": (
+        "env.address",
         "env.evaluation.episodes",
         "env.evaluation.seed",
         "env.evaluation.video",
@@ -33,7 +34,10 @@ KEYS = {  # may differ in an evaluation; other keys belong to the model or its t
         "env.kwargs",
         "env.max_episode_steps",
         "env.num_workers",
+        "env.python",
+        "env.restarts",
         "env.step_timeout_s",
+        "env.token_file",
         "runner.deadline_s",
     ),
     "reasoning": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import resource
@@ -246,6 +247,24 @@ def test_a_run_is_that_of_local_processes_and_resumes_with_new_episodes(command,
     assert resumed.code == 0, resumed.err
     assert "a resumed run begins new episodes" in resumed.out + resumed.err
     assert [row["step"] for row in read_metrics(Path("remote/metrics.jsonl"))] == [0, 1, 2, 3]
+
+
+def test_a_policy_of_a_simulation_is_evaluated_on_a_server(command, serve) -> None:
+    """As on a robot: the server has one environment, the run had four."""
+    settings = ["embodied.yaml", "runner.max_steps=1", f"env.id={CARTPOLE}", "env.evaluation.episodes=3"]
+    assert command(*settings).code == 0
+    server = serve("--env", CARTPOLE, "--instances", "1")
+    served = [f"env.address={server.address}", f"env.token_file={server.description('x').token_file}"]
+    rows = []
+    for keys in ([], [*served, "env.num_workers=1"], [f"env.python={sys.executable}", "env.num_workers=1"]):
+        ended = command("--eval", "out", "env.evaluation.video=false", *keys)
+        assert ended.code == 0, ended.err
+        rows.append(json.loads(Path("out/evaluation/step-00000001.json").read_text())["rows"])
+    assert [row["returns"] for row in rows[1] if row["actions"] == "deterministic"] == [rows[0][0]["returns"]]
+    assert rows[2] == rows[0]
+    ended = command("--eval", "out", "env.evaluation.video=false", *served)
+    assert ended.code == 2
+    assert "env.num_workers=1" in ended.err
 
 
 def test_a_run_draws_the_episodes_of_its_evaluation(command, cartpole: Served) -> None:
