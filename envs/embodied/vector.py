@@ -26,7 +26,7 @@ from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
 from rl_platform.envs.embodied.stepping import user_spaces, workers_class
 from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.errors import CheckpointError, Diverged
-from rl_platform.runtime.cpu import cpu_count
+from rl_platform.placement.inventory import cpu_count
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:

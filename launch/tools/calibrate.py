@@ -34,7 +34,7 @@ from rl_platform.launch.tools.device_measurements import (
     memory_rate,
 )
 from rl_platform.placement.estimates.hardware import Device, device_of
-from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.inventory import Inventory, cpu_count
 from rl_platform.planner.basis import Basis
 from rl_platform.planner.calibration import read_measured
 from rl_platform.planner.cost import ADVANTAGES
@@ -42,7 +42,6 @@ from rl_platform.planner.lengths import expected
 from rl_platform.planner.rates import (
     FORM,
     Measured,
-    cores,
     data_sheet,
     fingerprint,
     machine_file,
@@ -115,7 +114,7 @@ def calibrate(config: Config, inventory: Inventory) -> str:
 def _machine(kind: Device, device: torch.device, file: Path) -> Measured:
     """Returns the measurement of the machine, without that of a config."""
     tree: Measured = {"form": FORM, "date": f"{datetime.now():%Y-%m-%d}", "disk": _disk(file)}
-    tree["load"] = os.getloadavg()[0] / cores() if hasattr(os, "getloadavg") else 0.0
+    tree["load"] = os.getloadavg()[0] / cpu_count() if hasattr(os, "getloadavg") else 0.0
     tree["start"] = _seconds_of_start()
     tree["matrix"] = {dtype: matrix_rates(getattr(torch, dtype), device) for dtype in TYPES}
     tree["memory"] = memory_rate(device)

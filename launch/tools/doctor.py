@@ -30,9 +30,8 @@ from rich.text import Text
 from rl_platform.disk import cache_folder
 from rl_platform.launch.tools.installed import Row, features, packages
 from rl_platform.placement.estimates.hardware import cpu_flags, processor
-from rl_platform.placement.inventory import ask_driver, detect_accelerators
+from rl_platform.placement.inventory import ask_driver, cpu_count, detect_accelerators
 from rl_platform.redact import redacted
-from rl_platform.runtime.cpu import cpu_count
 
 GIB = 2**30
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")

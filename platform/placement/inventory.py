@@ -94,7 +94,7 @@ class Inventory:
     def detected(cls, num_nodes: int = 1) -> Inventory:
         """Returns this machine, repeated `num_nodes` times."""
         devices, note = detect_accelerators()
-        cpus, memory = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), _memory()
+        cpus, memory = cpu_count(), _memory()
         nodes = tuple(
             Node(f"node-{index}", len(devices), cpus, memory, device_ids=devices) for index in range(num_nodes)
         )
@@ -149,6 +149,11 @@ def inventory_for(cluster: Cluster) -> Inventory:
     if cluster.gpus_per_node is not None:
         return Inventory.declared(cluster.num_nodes, cluster.gpus_per_node)
     return Inventory.detected(cluster.num_nodes)
+
+
+def cpu_count() -> int:
+    """Returns the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def detect_accelerators() -> tuple[tuple[str, ...], str]:

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from rl_platform.config.schema import Config
 from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.estimates.hardware import Device, processor
-from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.inventory import Inventory, cpu_count
 from rl_platform.planner.lengths import Lengths, expected
 
 FORM = 3  # version of the file's form
@@ -220,13 +219,8 @@ def machine_file(kind: str) -> Path:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "none"
-    name = f"{processor()} {cores()} cores" if kind == "cpu" else kind
+    name = f"{processor()} {cpu_count()} cores" if kind == "cpu" else kind
     return cache_folder() / FOLDER / (re.sub(r"[^a-z0-9.]+", "-", f"{name} torch {torch}".lower()).strip("-") + ".json")
-
-
-def cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def stored_machine(device: Device, inventory: Inventory) -> Measured | None:

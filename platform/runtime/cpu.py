@@ -1,4 +1,4 @@
-"""CPUs of a process, and settings of the C library and of OpenMP for threads that compute with torch on CPUs.
+"""Settings of the C library and of OpenMP for threads that compute with torch on CPUs.
 
 The settings have an effect on Linux with glibc and libgomp only; on other systems these functions do nothing.
 """
@@ -15,11 +15,6 @@ from functools import cache
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region creates the thread pool again
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # options of mallopt(3)
 _MOST_KEPT = 2**31 - 1
-
-
-def cpu_count() -> int:
-    """Returns the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:

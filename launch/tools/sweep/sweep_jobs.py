@@ -17,9 +17,8 @@ from rl_platform.launch.tools.run_process import ask_to_stop, end_run, last_line
 from rl_platform.launch.tools.sweep.grid import SweepPoint
 from rl_platform.launch.tools.sweep.summary import steps_of
 from rl_platform.launch.views.headline import duration
-from rl_platform.placement.inventory import VISIBLE_DEVICES, detect_accelerators
+from rl_platform.placement.inventory import VISIBLE_DEVICES, cpu_count, detect_accelerators
 from rl_platform.runtime.child import Child
-from rl_platform.runtime.cpu import cpu_count
 
 THREADS = "OMP_NUM_THREADS"
 POLL_S = 0.05
