@@ -26,6 +26,7 @@ from rl_platform.launch.saved.loaded_policy import find_policy
 from rl_platform.launch.saved.policy_folder import built, normalizer_of
 from rl_platform.launch.saved.saved_run import SavedRun, find_run
 from rl_platform.launch.saved.saved_weights import trained_weights, whole_weights
+from rl_platform.launch.start_checks.output_check import unwritable
 from rl_platform.models.build import language_model
 from rl_platform.models.causal_lm import export_causal_lm, load_config
 from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy
@@ -106,9 +107,8 @@ def _check_folder(folder: Path | None) -> None:
     if folder.suffix in FILES and not folder.is_dir():
         message = "names a file, and an export is a folder of several files"
         raise _problem("--output", message, str(folder), f"a new or empty folder, as {folder.with_suffix('').name}")
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        raise _problem("--output", f"{existing} is a file", str(folder), "a new or empty folder")
+    if reason := unwritable(folder):
+        raise _problem("--output", reason, str(folder), "a new or empty folder")
     if folder.is_dir() and any(folder.iterdir()):
         raise _problem("--output", "is not empty", str(folder), "a new or empty folder")
 

@@ -25,6 +25,7 @@ from rl_platform.interrupts import shutting_down
 from rl_platform.launch.placed_config import load, located
 from rl_platform.launch.run_lock import LOCK, locked
 from rl_platform.launch.start_checks.env_check import check_env
+from rl_platform.launch.start_checks.output_check import unwritable
 from rl_platform.launch.tools.run_groups import SEED
 from rl_platform.launch.tools.sweep.grid import SweepPoint, Varied, read_arguments
 from rl_platform.launch.tools.sweep.metric_check import check_metric
@@ -223,18 +224,15 @@ def _with_points(problem: Problem, names: Sequence[str], total: int) -> Problem:
 def _folder_problems(folder: Path, checked: Checked) -> bool:
     """Returns whether the folder holds no sweep yet. Raises ConfigError if it holds another one, or something else."""
     problems = []
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        problems.append(("is a file", "name another folder"))
-    elif not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-        problems.append(("is not writable", "name another folder"))
-    elif existing == folder and not (folder / MARK).is_file() and {entry.name for entry in folder.iterdir()} - {LOCK}:
-        problems.append(("is not empty and contains no sweep", "name another folder with --output"))
+    if reason := unwritable(folder):
+        problems.append((reason, "name another folder"))
     elif (folder / MARK).is_file():
         hint = "repeat its command (values may be added), or name another folder with --output"
         problems += [(f"contains another sweep: {each}", hint) for each in _changes(folder, checked)]
+    elif folder.is_dir() and {entry.name for entry in folder.iterdir()} - {LOCK}:
+        problems.append(("is not empty and contains no sweep", "name another folder with --output"))
     if problems:
-        raise ConfigError([Problem("--output", text, value=str(existing), hint=hint) for text, hint in problems])
+        raise ConfigError([Problem("--output", text, value=str(folder), hint=hint) for text, hint in problems])
     return not (folder / MARK).is_file()
 
 

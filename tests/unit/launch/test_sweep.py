@@ -87,7 +87,7 @@ def test_names_of_folders_are_short_safe_and_distinct() -> None:
         (["data.mini_batch_size=16,17"], ["do not divide the 64 transitions", "(point mini_batch_size=17)"]),
         (["env.id=CartPole-v1,CartPol-v1"], ["1 problem:", "env.id: no such environment", "(point id=CartPol-v1)"]),
         (["env.kwargs={gravitas: 1},{}"], ["1 problem:", "remove it: ~env.kwargs.gravitas", "(point kwargs="]),
-        (["runner.seed=1,2", "--output", "embodied.yaml"], ["--output: is a file"]),
+        (["runner.seed=1,2", "--output", "embodied.yaml"], ["--output: ", "embodied.yaml is a file"]),
         (["runner.seed=1,2", "-m", "val/retrun"], ["--metric: a run of this config does not", "mean val/return?"]),
         (["runner.seed=1,2", "-m", "val/accuracy"], ["--metric: a run of this config does not report this metric"]),
         (["runner.seed=1,2", "-m", "val/hop/return"], ["--metric: a run of this config does not report this metric"]),
