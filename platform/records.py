@@ -131,6 +131,10 @@ class Trajectory:
         return self.finish_reason != "abort"
 
     @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+    @property
     def tokens_by_version(self) -> tuple[tuple[int, int], ...]:
         """(version, tokens) in order, also of a response that one version generated."""
         return self.segments or ((self.weights_version, len(self.token_ids)),)

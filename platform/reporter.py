@@ -117,7 +117,7 @@ class Reporter:
         return nullcontext()
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        """Progress of the current phase, with a few numbers of interest; `total` 0: unknown."""
+        """Shows the progress of the current phase, with a few numbers of interest; `total` 0: unknown."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Receives all metrics of a finished step, with those of its validation, once and before its checkpoint."""

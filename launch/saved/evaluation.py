@@ -232,7 +232,7 @@ def _answers(task: ReasoningRunner, config: Config, place: Path) -> list[Row]:
                     metric: _mean([answer.metric for answer in valid]),
                     "standard_error": _standard_error([answer.metric for answer in valid]),
                     "length": _mean([answer.sampled_tokens for answer in part]),
-                    "cut": _mean([answer.finish_reason == "length" for answer in part]),
+                    "cut": _mean([answer.truncated for answer in part]),
                     "unscored": len(part) - len(valid),
                     "answers": str(file),
                 }

@@ -181,7 +181,7 @@ class PolicyGraph(nn.Module):
         return (actions, *memories) if memories else actions
 
     def example(self) -> dict[str, Tensor]:
-        """Inputs for N = 2."""
+        """Returns inputs for N = 2."""
         spaces, model, language = self.about.spaces, self.about.model, self.about.language
         inputs = {
             "observation": torch.zeros(2, *spaces.observation_shape, dtype=getattr(torch, spaces.observation_dtype))

@@ -81,7 +81,7 @@ def _torch_is_faster() -> bool:
 
 
 def _address(matrix: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int]:
-    """Address and leading dimension."""
+    """Returns address and leading dimension."""
     down, across = matrix.stride()
     assert 1 in (down, across), "one dimension must be contiguous"
     return ctypes.c_void_p(matrix.data_ptr()), ctypes.c_int(max(down, across, 1))

@@ -77,7 +77,7 @@ class CompiledPolicy:
         return choices, log_probs
 
     def _heads(self, observations: np.ndarray) -> np.ndarray:
-        """Means or logits [N,A]."""
+        """Returns means or logits [N,A]."""
         if observations.dtype == np.uint8:
             observations = observations.astype(np.float32) / np.float32(255)
         multiply, tanh, outputs = layer(), ppo.tanh(), observations

@@ -40,7 +40,7 @@ def wait_passively_when_crowded() -> Callable[[], None]:
 
 
 def waited_ns() -> dict[str, int]:
-    """Nanoseconds that each thread of this process was runnable without a core, by thread id.
+    """Returns the nanoseconds that each thread of this process was runnable without a core, by thread id.
 
     Empty where the kernel does not count them. Format: /proc/<pid>/schedstat in Linux's
     Documentation/scheduler/sched-stats.rst.

@@ -28,7 +28,7 @@ BLOCK = 1024  # numbers of a program of an elementwise kernel
 
 @triton.jit
 def _page(table, page_stride, page, row, layer, offset, type: tl.constexpr):
-    """Pointers to keys and values, `offset` bytes from the start of the page in `layer`."""
+    """Returns pointers to keys and values, `offset` bytes from the start of the page in `layer`."""
     entry = table + page * page_stride + 2 * row
     stride = tl.load(entry + 1)  # bytes from layer to layer; values follow keys after half of it
     keys = tl.load(entry) + layer * stride + offset

@@ -103,7 +103,7 @@ class CompiledDecodeAttention:
 
 
 def _layout(tensor: Tensor) -> tuple[int, int, int]:
-    """Address, and bytes from head to head and from row to row."""
+    """Returns the address, and the bytes from head to head and from row to row."""
     _, head, row, number = tensor.stride()
     assert number == 1
     return tensor.data_ptr(), head * tensor.itemsize, row * tensor.itemsize
@@ -111,7 +111,7 @@ def _layout(tensor: Tensor) -> tuple[int, int, int]:
 
 @cache
 def _kernel(head_dim: int, dtype: torch.dtype) -> int:
-    """Address of `decode`, compiled at the first call."""
+    """Returns the address of `decode`, compiled at the first call."""
     return address_of(_loop(head_dim, STORED_AS[dtype]), _KernelArguments)
 
 

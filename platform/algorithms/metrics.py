@@ -63,7 +63,7 @@ class Metrics:
         return self._means().get(name)
 
     def finalize(self) -> dict[str, float]:
-        """Numbers for the log, without metrics that no position contributed to (count 0, infinite extremum)."""
+        """Returns numbers for the log, without metrics that no position contributed to (count 0, infinite extremum)."""
         result = self._means()
         for extrema, nothing in ((self.minima, float("inf")), (self.maxima, float("-inf"))):
             values = {name: float(value) for name, value in extrema.items()}

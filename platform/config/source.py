@@ -183,7 +183,7 @@ class YamlReader:
         return values
 
     def _inherited(self, node: yaml.Node, path: str) -> Iterator[tuple[str, object]]:
-        """Entries of a `<<` merge; keys of the mapping itself come first."""
+        """Yields the entries of a `<<` merge; keys of the mapping itself come first."""
         if any(node is outer for outer in self._open):
             self._complain(path, "this alias contains itself", self._place(node.start_mark))
             return

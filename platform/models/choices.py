@@ -36,11 +36,11 @@ def chosen(
 
 
 def of_choices(log_probs: Tensor, drawn: Tensor) -> Tensor:
-    """Log-probs [...,D] of choices [...,D] under distributions [...,D,K]."""
+    """Returns the log-probs [...,D] of choices [...,D] under distributions [...,D,K]."""
     return log_probs.gather(-1, drawn[..., None]).squeeze(-1)
 
 
 def entropies(log_probs: Tensor) -> Tensor:
-    """Entropies [...,D] of distributions [...,D,K]."""
+    """Returns the entropies [...,D] of distributions [...,D,K]."""
     # H = -sum_k p_k log p_k
     return -(log_probs.exp() * log_probs).sum(-1)

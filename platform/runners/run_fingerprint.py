@@ -58,7 +58,7 @@ def _policy_facts(config: Config) -> dict[str, object]:
 
 
 def _adapters(config: Config) -> dict[str, object]:
-    """Checkpoints of adapters hold only the adapters, so the base models must be the same."""
+    """Returns the facts of adapters. Their checkpoints lack the base models, which must therefore be the same."""
     roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
     facts: dict[str, object] = {}
     for role in roles:

@@ -75,7 +75,7 @@ class TaskRunner(Protocol):
         """Returns whether the data is used up (`runner.max_epochs`)."""
 
     def learned_parts(self) -> Mapping[str, LearnerGroup]:
-        """Components that are trained, by the name of their checkpoint part: all their ranks write it."""
+        """Returns the components that are trained, by the name of their checkpoint part: all their ranks write it."""
 
     def parts(self) -> Mapping[str, EnvPart]:
         """Returns the other components with state, by the name of their checkpoint part."""

@@ -50,7 +50,7 @@ def shaped_rewards(
         scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
         scored=torch.tensor([trajectory.valid for trajectory in trajectories]),
         lengths=torch.tensor([sum(trajectory.sampled) for trajectory in trajectories]),
-        truncated=torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories]),
+        truncated=torch.tensor([trajectory.truncated for trajectory in trajectories]),
         algorithm=algorithm,
         longest_response=longest_response,
         kept=kept,
@@ -118,7 +118,7 @@ def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> 
 
 def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
     """Returns [B,T] bool: the last sampled token of responses that the length limit cut."""
-    truncated = torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories])
+    truncated = torch.tensor([trajectory.truncated for trajectory in trajectories])
     return place_outcome_rewards(truncated, action_mask) > 0
 
 
@@ -164,7 +164,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {
         "reward/raw_mean": mean([trajectory.reward for trajectory in trajectories if trajectory.valid]),
         "reward/unscored": float(sum(not trajectory.valid for trajectory in trajectories)),
-        "len/response_clip_frac": mean([trajectory.finish_reason == "length" for trajectory in trajectories]),
+        "len/response_clip_frac": mean([trajectory.truncated for trajectory in trajectories]),
         "len/prompt_mean": mean(prompts),
         "len/prompt_max": float(max(prompts)),
         "perf/tokens": float(sum(len(row.prompt.token_ids) + len(row.token_ids) for row in rows)),
@@ -206,7 +206,7 @@ def function_metrics(trajectories: Sequence[Trajectory], names: Sequence[str], p
 
 
 def program_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Fractions of scored programs by how their tests ended; empty for rewards that run no programs."""
+    """Returns the fractions of scored programs by how their tests ended; empty for rewards that run no programs."""
     outcomes = [trajectory.outcome for trajectory in trajectories if trajectory.valid and trajectory.outcome]
     if not outcomes:
         return {}
@@ -214,8 +214,8 @@ def program_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: str = "") -> dict[str, float]:
-    """Means over scored responses; without any there is no score. metric: name of the score, as `val/accuracy`. part:
-    of the names, as `gsm8k/`."""
+    """Returns means over scored responses; without any there is no score. metric: name of the score, as `val/accuracy`.
+    part: of the names, as `gsm8k/`."""
     scores = [trajectory.metric for trajectory in trajectories if trajectory.valid]
     numbers = {metric.removeprefix("val/"): mean(scores)} if scores else {}
     numbers |= {

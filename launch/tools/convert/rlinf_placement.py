@@ -43,7 +43,7 @@ def placement(value: Value, source: ForeignConfig) -> Outcome:
 
 
 def node_groups(value: Value, source: ForeignConfig) -> Outcome:
-    """Labels, nodes and environment variables. A robot's group has no GPUs."""
+    """Returns labels, nodes and environment variables. A robot's group has no GPUs."""
     last = source.whole("cluster.num_nodes", 1) - 1
     every = f"0-{last}" if last else "0"
     groups: list[Value] = []

@@ -66,7 +66,7 @@ class ToolLoop:
         return dict(counts)
 
     def counts(self) -> Counter[str]:
-        """Zeros for a new trajectory."""
+        """Returns zeros for a new trajectory."""
         counts = Counter({f"{name}/{what}": 0 for name in self._names for what in ("calls", "errors", "timeouts")})
         counts[MALFORMED] = 0
         return counts

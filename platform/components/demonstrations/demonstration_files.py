@@ -205,7 +205,7 @@ def _column(table: pyarrow.Table, name: str) -> np.ndarray:
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Parts [T,...] side by side: [T,sum of their sizes] float32. Numbers that are too large become infinite."""
+    """Returns parts [T,...] side by side: [T,sum of their sizes] float32. Numbers too large become infinite."""
     with np.errstate(over="ignore"):
         numbers = [np.asarray(part).astype(np.float32) for part in parts]
     return np.concatenate([part.reshape(len(part), math.prod(part.shape[1:])) for part in numbers], axis=1)

@@ -46,7 +46,7 @@ class ClassifierServer(Server):
         return scores_of(rows, self._input.longest, self._forward)
 
     def _without_padding(self, row: list[int]) -> list[int]:
-        """Transformers scores the last token that is not padding, a server the last token of a request."""
+        """Removes padding at the end: transformers scores the last other token, a server the last of a request."""
         while row and row[-1] == self._input.padding:
             row.pop()
         return row

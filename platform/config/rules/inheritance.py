@@ -35,7 +35,7 @@ def stale_keys(config: Config, layers: Layers, doubtful: Collection[str]) -> dic
 
 
 def _bound(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Keys that the choices of `config` do not read or cannot be combined with, and these choices."""
+    """Yields the keys that the choices of `config` do not read or cannot be combined with, and these choices."""
     yield from ((key, switches) for key, _, switches in without_effect(config))
     yield "data.task.params", ("data.task.type",)  # each type has parameters of its own
     if when(lambda: config.env.backend == "mujoco_warp"):

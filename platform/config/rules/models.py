@@ -128,7 +128,7 @@ def _language_model(config: Config, role: str) -> Iterator[Problem]:
 
 
 def _training(config: Config, role: str) -> Iterator[Problem]:
-    """Micro-batches, the optimizer, and what only trained models have."""
+    """Yields the problems of micro-batches, the optimizer, and keys of trained models only."""
     section = config.section(role)
     if not when(lambda: role == "actor" or config.critic.use_critic_model):
         return
@@ -244,7 +244,7 @@ def _offload(config: Config, role: str) -> Iterator[Problem]:
 
 
 def _policy(config: Config) -> Iterator[Problem]:
-    """Rules of embodied policies."""
+    """Yields the problems of embodied policies."""
     model, actor, chunks = when(lambda: config.actor.model), config.actor, f"{CHUNKS}: 1"
     if when(lambda: actor.training_backend == "megatron"):
         message = "Megatron trains plain language models only, and no embodied policies"
@@ -271,7 +271,7 @@ def _policy(config: Config) -> Iterator[Problem]:
 
 
 def _vlm_policy(config: Config) -> Iterator[Problem]:
-    """Rules of policies on vision-language models of transformers."""
+    """Yields the problems of policies on vision-language models of transformers."""
     model, flow = config.actor.model, "actor.model.flow"
     tokens = when(lambda: model.type == "vlm_tokens")
     if not tokens and when(lambda: config.actor.gradient_checkpointing is True):

@@ -58,7 +58,7 @@ def _warm_start(config: Config) -> Iterator[Problem]:
 
 
 def _stale(config: Config) -> Iterator[Unread]:
-    """Cases in which nothing is older than `runner.max_staleness` updates."""
+    """Yields the cases in which nothing is older than `runner.max_staleness` updates."""
     sampling, partial = config.algorithm.dynamic_sampling, config.rollout.partial_rollout
     if when(lambda: embodied(config)):
         yield Unread("runner.stale", "all steps of an embodied rollout have the same age", (TASK,))

@@ -160,7 +160,7 @@ def _pi0_misfits(config: PretrainedConfig, folder: str, model: Model, spaces: En
 
 
 def _misfits(config: PretrainedConfig, folder: str, model: Model, spaces: EnvSpaces) -> Iterator[Problem]:
-    """Problems of a network that denoises chunks, if they are too small for the environment."""
+    """Yields the problems of a network that denoises chunks, if they are too small for the environment."""
     fits = {
         "actor.model.num_action_chunks": (model.num_action_chunks, config.chunk_size, "actions in a chunk"),
         "env.id": (spaces.action.size, config.max_action_dim, "numbers in an action"),

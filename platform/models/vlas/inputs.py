@@ -34,7 +34,7 @@ class Instructions(nn.Module):
         self.lengths = [len(each) for each in tokens]
 
     def forward(self, tasks: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings [B,L,H] and mask [B,L] int64 of the instructions `tasks` [B] int64."""
+        """Returns embeddings [B,L,H] and mask [B,L] int64 of the instructions `tasks` [B] int64."""
         lengths = torch.tensor(self.lengths, device=tasks.device)[tasks]
         mask = torch.arange(self.words.shape[1], device=tasks.device) < lengths[:, None]
         return self.words[tasks], mask.long()

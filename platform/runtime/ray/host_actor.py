@@ -223,7 +223,7 @@ class HostActor:
     def _export(
         self, token: WeightsToken, transfer: str, request: JoinRequest | Absence | WeightGroup | None
     ) -> object:
-        """Weights that a rank of this process published, see `Publications.export`."""
+        """Returns weights that a rank of this process published, see `Publications.export`."""
 
         def run_in_turn(label: str, function: Callable[[], T]) -> Future[T]:
             rank = next(rank for rank in self._ranks.values() if rank.label == label)

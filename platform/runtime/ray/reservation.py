@@ -43,7 +43,7 @@ def resources_for(hosts: Sequence[Host]) -> NodeResources:
 
 
 def threads_for(placed: Host, hosts: Sequence[Host], cores: int) -> int:
-    """Threads to compute with: the hosts of one node share its cores by the accelerators or CPU workers they own."""
+    """Returns the number of threads: hosts of a node share its cores by the accelerators or CPU workers they own."""
     owned = {other.name: other.owned for other in hosts}
     return max(1, cores * owned[placed.name] // sum(owned.values()))
 

@@ -36,7 +36,7 @@ class RayTransport:
         self._ended = False
 
     def listen(self, host: str, take: Callable[..., Future[Answer]]) -> SocketServer:
-        """This process, which is `host`, takes the frequent calls of others on its node."""
+        """Makes this process, which is `host`, take the frequent calls of others on its node."""
         return SocketServer(self._socket_name(host), take, ray.ObjectRef)
 
     def send(

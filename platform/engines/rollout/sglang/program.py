@@ -83,7 +83,7 @@ def engine_arguments(setup: SGLangSetup) -> dict[str, object]:
 
 
 def engine_environment(setup: SGLangSetup, cores: Sequence[int], gpus: Sequence[str]) -> dict[str, str]:
-    """Variables of the engine's process. cores: those it may use; gpus: names of those that this process sees.
+    """Returns the variables of the engine's process. cores: those it may use; gpus: names of those seen here.
 
     It counts its GPUs from 0, and sees the others behind them: weights may lie there. On a CPU each tensor-parallel
     rank has its share of the cores.

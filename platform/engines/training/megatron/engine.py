@@ -243,7 +243,7 @@ class MegatronEngine:
             yield tensor, replace(origin, names=tuple(n if n in whole else base_name(n) for n in origin.names))
 
     def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
-        """This data-parallel rank's micro-batches, which its tensor and pipeline ranks share."""
+        """Returns this data-parallel rank's micro-batches, which its tensor and pipeline ranks share."""
         parts = shares(batch, micro_batches, self.data.rank, self.data.size, self.model.hidden_size, self.balance)
         if len(self.stages) > 1:  # the interleaved schedule needs a multiple of the number of pipeline ranks
             parts += [[] for _ in range(-len(parts) % self.pipeline.size)]

@@ -142,7 +142,7 @@ class ModelState:
         return [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
 
     def _master(self, parameter: Tensor) -> Master | None:
-        """This rank's master of a parameter; None if other data-parallel ranks hold all of it or it is not trained."""
+        """Returns this rank's master of a parameter; None if other data-parallel ranks hold it or it is not trained."""
         if not self.optimizers or not parameter.requires_grad:
             return None
         start, stop = 0, parameter.numel()
