@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from rl_platform.components.agents.agent_function import AGENT_TOOL, AgentTool, JsonObject
-from rl_platform.components.agents.turn_tool import calculator
+from rl_platform.components.agents.turn_tool import computed
 from rl_platform.errors import ConfigError, Problem, problems_of
 from rl_platform.text_files import NotUTF8, text_of
 
@@ -196,7 +196,7 @@ class Calculator(BuiltInTool):
     def __init__(self, question: JsonObject, params: JsonObject) -> None: ...
 
     def call(self, arguments: JsonObject) -> str:
-        return calculator(["", f"{arguments['expression']}="], {}) or ""
+        return computed(str(arguments["expression"]).strip().removesuffix("="))
 
 
 TOOLS: dict[str, type[BuiltInTool]] = {"search": SearchTool, "python": Python, "calculator": Calculator}

@@ -67,8 +67,15 @@ def calculator(conversation: Sequence[str], metadata: dict[str, object]) -> str 
         return None
     expression = _EXPRESSION.search(turn[:-1] or question.rstrip())
     assert expression is not None  # it also matches the empty text
+    return computed(expression.group())
+
+
+def computed(expression: str) -> str:
+    """Returns the value of a whole expression as text, or the error as text."""
     try:
-        return _text(evaluate(expression.group()))
+        if _EXPRESSION.fullmatch(expression) is None:
+            raise ValueError("only numbers, + - * / and parentheses")
+        return _text(evaluate(expression))
     except ZeroDivisionError:
         return "error: division by zero"
     except ValueError as error:

@@ -24,7 +24,7 @@ from rl_platform.components.agents import environment_loop, tool_processes, veri
 from rl_platform.components.agents.agent_process import AgentProcess
 from rl_platform.components.agents.conversation_metrics import conversation_metrics
 from rl_platform.components.agents.environment_loop import check_environment
-from rl_platform.components.agents.tool_classes import SearchTool
+from rl_platform.components.agents.tool_classes import Calculator, SearchTool
 from rl_platform.components.agents.tool_formats import format_of
 from rl_platform.components.agents.tool_loop import schemas_of
 from rl_platform.components.rollout import LanguageRollout
@@ -550,6 +550,24 @@ def test_reasoning_gym_as_an_environment() -> None:
     assert environment.step("no")[2] is False
     assert environment.step(answer)[2] is True
     assert environment.score() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("(2+3)*4", "20"),
+        (" 1 + 1 = ", "2"),
+        ("1/3", "0.3333333333"),
+        ("1/0", "error: division by zero"),
+        ("", "error: not an expression"),
+        *((text, "error: only numbers, + - * / and parentheses") for text in ("2^3+1", "sqrt(16)+2", "1,000+2", "x=3")),
+        ("1e999999999", "error: only numbers, + - * / and parentheses"),
+        ("2**3", "error: only numbers, + - * / and parentheses"),
+    ],
+)
+def test_the_calculator_computes_the_whole_expression(expression: str, result: str) -> None:
+    """It computed what stood at its end: 2^3+1 was 4."""
+    assert Calculator({}, {}).call({"expression": expression}) == result
 
 
 def test_a_game_of_textarena() -> None:
