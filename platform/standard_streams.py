@@ -28,19 +28,19 @@ def never_fail() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _tolerant(sys.stdout, 1, "backslashreplace")
+        sys.stdout = _tolerant(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = _tolerant(sys.stderr, 2, "backslashreplace")
+        sys.stderr = _tolerant(sys.stderr, 2)
 
 
-def _tolerant(stream: TextIO | None, descriptor: int, errors: str) -> TextIO:
+def _tolerant(stream: TextIO | None, descriptor: int) -> TextIO:
     """Returns a stream like `stream`, which is None for a descriptor that was closed."""
     buffer = io.BufferedWriter(_Descriptor(descriptor, "w", closefd=False))
     if not isinstance(stream, io.TextIOWrapper):
-        return io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=True)
+        return io.TextIOWrapper(buffer, "utf-8", "backslashreplace", line_buffering=True)
     at_once = stream.line_buffering or stream.write_through
-    tolerant = "backslashreplace" if stream.errors == "strict" else stream.errors
-    return io.TextIOWrapper(buffer, stream.encoding, tolerant, line_buffering=at_once)
+    errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+    return io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=at_once)
 
 
 class _Descriptor(io.FileIO):

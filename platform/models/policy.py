@@ -105,7 +105,7 @@ class ActorCriticPolicy(nn.Module):
         self.backbone: nn.Module = config.network or perceptron(width, config.hidden_sizes, config.activation)
         width = config.hidden_sizes[-1] if config.hidden_sizes else width
         if config.network is not None:
-            width = int(cast(int, config.network.width))
+            width = cast(int, config.network.width)
         self.policy_head = _linear(width, action_space.size, 0.01)
         self.value_head = nn.Linear(width, 1)
         nn.init.zeros_(self.value_head.weight)

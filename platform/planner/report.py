@@ -228,9 +228,9 @@ def _remedy(report: Report, component: str, capacity: int) -> str:
     """Returns what makes a component smaller that is the largest on a device of `capacity` bytes."""
     memory = MemoryModel(report.config, report.shapes, report.layout, on_gpu=True).rank(component)
     own = ", or GPUs of its own" if report.layout.sharing[component] else ""
-    if component == "rollout" and memory.weights > capacity:
-        return "its weights alone are larger: more GPUs for each rank (rollout.backend sglang or vllm)"
     if component == "rollout":
+        if memory.weights > capacity:
+            return "its weights alone are larger: more GPUs for each rank (rollout.backend sglang or vllm)"
         return f"fewer sequences at once (rollout.max_running_requests){own}"
     if component == "reference":
         return f"more ranks, over which its parameters are sharded{own}"

@@ -18,7 +18,7 @@ from rl_platform.launch.tools.convert.outcome import (
     number,
     part_of,
     same,
-    top_k,
+    sampled,
     unknown,
     untranslated,
     while_,
@@ -229,18 +229,7 @@ def _sampling(section: str) -> Rule:
 
 def _sampled(name: str) -> Rule:
     """A setting of sampling, which validations share unless they have their own."""
-
-    def rule(value: Value, source: ForeignConfig) -> Outcome:
-        if value is None and name != "top_k":
-            return same("not set")
-        own = source(f"policy.generation.val_{name}")
-        keys = [
-            f"rollout.{section}.{name}" for section in ("sampling", *(() if own is not None else ("val_sampling",)))
-        ]
-        outcomes = [top_k(key)(value, source) if name == "top_k" else write({key: value}) for key in keys]
-        return write({key: each for outcome in outcomes for key, each in outcome.values.items()})
-
-    return rule
+    return sampled(name, lambda source: source(f"policy.generation.val_{name}") is None)
 
 
 def _staleness(value: Value, source: ForeignConfig) -> Outcome:

@@ -226,6 +226,19 @@ def top_k(key: str) -> Rule:
     return lambda value, _: write({key: value if isinstance(value, int) and 0 < value < 1_000_000 else 0})
 
 
+def sampled(name: str, validates: Callable[[ForeignConfig], bool]) -> Rule:
+    """A setting of sampling. validates: whether the system validates with it, too."""
+
+    def rule(value: Value, source: ForeignConfig) -> Outcome:
+        if value is None and name != "top_k":
+            return same("not set")
+        sections = ("sampling", "val_sampling") if validates(source) else ("sampling",)
+        given = top_k("value")(value, source).values["value"] if name == "top_k" else value
+        return write({f"rollout.{section}.{name}": given for section in sections})
+
+    return rule
+
+
 def loggers(value: Value, _: ForeignConfig) -> Outcome:
     """Writes the names of loggers."""
     names = value if isinstance(value, list) else [value]

@@ -19,8 +19,8 @@ from rl_platform.launch.tools.convert.outcome import (
     number,
     part_of,
     same,
+    sampled,
     shared_gpus,
-    top_k,
     unknown,
     untranslated,
     while_,
@@ -280,19 +280,6 @@ def _correction(value: Value, source: ForeignConfig) -> Outcome:
     return write({**values, **({f"{key}.low": low} if low is not None else {})})
 
 
-def _sampled(name: str) -> Rule:
-    """A setting of sampling. GRPO evaluates with it, too; PPO's samples of an evaluation are almost greedy."""
-
-    def rule(value: Value, source: ForeignConfig) -> Outcome:
-        if value is None:
-            return same("not set")
-        keys = [f"rollout.{part}.{name}" for part in ("sampling", *(() if _is_ppo(source) else ("val_sampling",)))]
-        outcomes = [top_k(key)(value, source) if name == "top_k" else write({key: value}) for key in keys]
-        return write({key: each for outcome in outcomes for key, each in outcome.values.items()})
-
-    return rule
-
-
 def _lora(name: str) -> Rule:
     return while_(lambda source: bool(source("use_peft")), _of_learners(f"lora.{name}"), "use_peft is false")
 
@@ -338,7 +325,8 @@ RULES: Table = {
     "vllm_importance_sampling_correction": while_(
         lambda source: bool(source("use_vllm")), _correction, "use_vllm is false"
     ),
-    **{name: _sampled(name) for name in ("temperature", "top_p", "top_k")},
+    # PPO's samples of an evaluation are almost greedy
+    **{name: sampled(name, lambda source: not _is_ppo(source)) for name in ("temperature", "top_p", "top_k")},
     "lora_r": _lora("rank"),
     "lora_alpha": _lora("alpha"),
     "lora_target_modules": _lora("target_modules"),
