@@ -172,6 +172,27 @@ def handle_signals() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _signals.handle)
     sys.unraisablehook = _unraisable
+    wake_main_thread()
+
+
+def wake_main_thread() -> None:
+    """From now on, each signal with a Python handler interrupts what the main thread waits for. Call it once, there.
+
+    The kernel gives a signal to any thread of the process, but Python's handlers run in the main thread: it would see
+    the signal only at the end of its system call, which may wait forever.
+    """
+    received, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.signal(signal.SIGURG, lambda *_: None)  # without a handler it would interrupt nothing
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    main_thread = threading.get_ident()
+
+    def wake() -> None:
+        while numbers := os.read(received, 4096):
+            if set(numbers) != {signal.SIGURG}:
+                signal.pthread_kill(main_thread, signal.SIGURG)
+
+    _thread.start_new_thread(wake, ())
 
 
 def take_back() -> None:

@@ -109,7 +109,10 @@ class Served:
     def end(self, number: int = signal.SIGTERM) -> int:
         if self._process.poll() is None:
             os.kill(self._process.pid, number)
-        return self._process.wait(20)
+        return self.wait(20)
+
+    def wait(self, seconds: float) -> int:
+        return self._process.wait(seconds)
 
 
 class Record:

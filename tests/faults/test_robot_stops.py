@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -103,6 +105,17 @@ def test_the_server_dies(robot: Robot, number: int) -> None:
     moment = time.monotonic()
     os.kill(robot.server.pid, number)
     assert robot.stopped_since(moment, 30) < SILENCE_S
+
+
+def test_the_server_ends_whichever_of_its_threads_gets_the_signal(robot: Robot) -> None:
+    """The kernel gives a signal to any thread, Python handles it in the main thread alone."""
+    robot.train()
+    pid = robot.server.pid
+    thread = max(int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir())
+    assert thread != pid
+    tgkill = 234 if platform.machine() == "x86_64" else 131
+    assert ctypes.CDLL(None).syscall(tgkill, pid, thread, signal.SIGTERM) == 0
+    assert robot.server.wait(20) == 0
 
 
 def test_the_process_of_the_robot_gets_sigterm(robot: Robot) -> None:

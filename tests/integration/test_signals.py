@@ -197,6 +197,25 @@ def test_nohup_and_background_jobs_keep_their_ignored_signals(folder: Path):
     assert run.wait(2 * HANG_S) == 0
 
 
+TAKEN_BY_ANOTHER_THREAD = """
+import signal, threading
+from rl_platform.interrupts import Interrupted, handle_signals, shutting_down
+handle_signals()
+taken = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+with shutting_down():
+    threading.Timer(0.5, taken).start()
+    try:
+        threading.Event().wait()
+    except Interrupted as error:
+        print(error)
+"""
+
+
+def test_a_signal_that_another_thread_gets_ends_what_the_main_thread_waits_for() -> None:
+    ended = subprocess.run([sys.executable, "-c", TAKEN_BY_ANOTHER_THREAD], capture_output=True, timeout=HANG_S)
+    assert (ended.stdout, ended.stderr) == (b"terminated\n", b"")
+
+
 START = """
 from rl_platform.launch import cli
 handle_signals = cli.handle_signals

@@ -40,6 +40,7 @@ from rl_platform.envs.embodied.remote.wire import (
     receive,
     send,
 )
+from rl_platform.interrupts import wake_main_thread
 from rl_platform.runtime.child import Child, Death
 from rl_platform.standard_streams import never_fail
 
@@ -242,6 +243,7 @@ def main(arguments: list[str] | None = None) -> None:
     step_timeout_s = options.step_timeout_s or (STEP_TIMEOUT_S if stops else None)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    wake_main_thread()
     server = EnvironmentServer(environment, facts, token, instances, options.silence_s, step_timeout_s)
     host, port = listener.getsockname()[:2]
     if not ipaddress.ip_address(host).is_loopback:

@@ -39,6 +39,7 @@ from rl_platform.envs.embodied.remote.served_facts import ServedFacts
 from rl_platform.envs.embodied.remote.wire import Fields, Kind, Message, Reader, WireError, receive, send
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.interrupts import wake_main_thread
 from rl_platform.standard_streams import never_fail
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ def main() -> None:
     watch = Watch(sock, lifeline, request["step_timeout_s"], request["silence_s"], description.id)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(1))
+    wake_main_thread()
     block = None
     try:
         setup = _setup(description, request)
