@@ -46,13 +46,20 @@ class PartialRollouts:
     def collect(self, step: int) -> tuple[list[Trajectory], dict[str, float]]:
         """Returns the scored responses of one step, group by group, and metrics.
 
-        After the death of a process, responses that had arrived stay; the others restart from their state at the
-        beginning of this step.
+        After the death of a process all responses restart from their state at the beginning of this step, with the same
+        random numbers. A response that had been cut would otherwise continue with numbers that it has used already, and
+        others would be cut than in an undisturbed run.
         """
         if self.config.runner.stale == "drop":
             self._drop(self.config.oldest_version(step))
         self._begin(step)
-        self.recovery.run(lambda: self._generate(step))
+        begun = [tuple(group) for group in self.open]
+
+        def generate() -> None:
+            self.open = [list(group) for group in begun]
+            self._generate(step)
+
+        self.recovery.run(generate)
         complete = [group for group in self.open if all(one.complete for one in group)]
         taken = complete[: self.wanted]
         self.open = [group for group in self.open if all(group is not other for other in taken)]

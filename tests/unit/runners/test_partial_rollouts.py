@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.sampling import uniforms
 from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError, WorkerDied
 from rl_platform.records import Prompt, SamplingParams, Trajectory
+from rl_platform.rng import derive_seed
 from rl_platform.runners.collection.cut_generation import generate_until, share_of
 from rl_platform.runners.collection.partial_rollouts import PartialRollouts
 from rl_platform.runners.reasoning import restore
@@ -217,6 +219,62 @@ def test_what_is_open_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     expected = whole_run(None)
     assert any(one.segments for one in expected)
     assert whole_run(2) == whole_run(4) == expected
+
+
+class DrawingEngine(Engine):
+    """Tokens and lengths are made of the random numbers of a request alone."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: 1 + request.seed % LONGEST)
+
+    def completion(self, request: Request, tokens: list[int], reason: Any) -> Completion:
+        return super().completion(request, (uniforms(request.seed, len(tokens)) * 1e9).int().tolist(), reason)
+
+
+class MortalRollout(Rollout):
+    """Two ranks. Rank 1 dies in each step once, when rank 0 has delivered all of its responses."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(0), 2, 0.0)
+        self.engine, self.dead = DrawingEngine(), set[int]()
+
+    def generate_until(self, groups: Any, needed: int, sampling: Any, step: int, whole: Any, cut: Any, version: int):
+        self.engine.version = version
+
+        def seed(prompt: Prompt, sample: int) -> int:
+            return derive_seed(step, prompt.index, sample)
+
+        for rank in range(2):
+            if rank and step in self.dead:
+                self.dead.discard(step)
+                cut.close(WorkerDied("a process"))
+                break
+            share, quota = share_of(groups, needed, rank, 2)
+            params = SamplingParams(LONGEST)
+            generate_until(self.engine, share, quota, params, (), seed, cut.put)  # type: ignore[arg-type]
+        return Call(lambda: None)
+
+
+def test_a_death_changes_no_response() -> None:
+    """The random numbers of a step are used once in each response, also if the step is repeated."""
+
+    def whole_run(deaths: set[int]) -> tuple[list[Trajectory], int]:
+        collects, _ = parts(3, 40, batch=4, more=6)
+        rollout = MortalRollout()
+        rollout.dead |= deaths
+        collects.groups = {"reward": Reward(), "rollout": rollout}
+        trained: list[Trajectory] = []
+        for step in range(6):
+            collects.recovery.version = step
+            trained += collects.collect(step)[0]
+        return trained, collects.runtime.restarts
+
+    expected, _ = whole_run(set())
+    found, restarts = whole_run({0, 2, 3})
+    assert restarts == 3
+    assert any(one.segments for one in expected)
+    assert all(len(set(one.token_ids)) == len(one.token_ids) for one in found)
+    assert found == expected
 
 
 def test_checkpoints_that_do_not_fit() -> None:
