@@ -87,6 +87,10 @@ class RayActors:
             actor.see.remote(self._visible[host])  # before the calls that follow
         return partial(self._send, name)
 
+    def end(self, name: str) -> None:
+        """Ends the process of this name, whether it lives or not."""
+        ray.kill(self._actors.pop(name))
+
     def _show_accelerators(self, hosts: Sequence[Host]) -> None:
         """Translates the plan's accelerators into the names of those that Ray reserved on the node."""
         used = sorted({local for placed in hosts for local in placed.accelerators})

@@ -50,6 +50,7 @@ T = TypeVar("T")
 STARTING_S = 60.0  # after which a warning says who is still starting; then after twice that, and so on
 NOTICE_S = 3.0  # for processes to hear that the run failed
 LOOK_S = 0.05
+LOOK_AT_OTHERS_S = 1.0  # while a process starts
 RESERVE_S = 60.0  # how long to wait for resources that others hold
 
 
@@ -165,10 +166,16 @@ class RayRuntime(Runtime):
         """
         if self._stopped or self._lost_peer(DEATH_NOTICE_S) is None:
             raise error
-        for host in self._hosts.values():
-            self._restarts.check(host)
+        self._check_others()
         settle()
         return self._start_again()
+
+    def _check_others(self) -> None:
+        """Raises the death of a process that is not started again, or WorkerDied after the shutdown."""
+        if self._stopped:
+            raise WorkerDied("the runtime was shut down")
+        for host in self._hosts.values():
+            self._restarts.check(host)
 
     def _start_again(self) -> list[Member]:
         """Starts the processes that died; returns their ranks. Raises the death of one that is not started again."""
@@ -176,9 +183,13 @@ class RayRuntime(Runtime):
         while lost := [host for host in self._hosts.values() if host.death is not None]:
             notices, self._notices = self._notices, []
             concurrent.futures.wait(notices, NOTICE_S)  # that a rank failed closes channels: none that come from now on
+            self._check_others()
             started = [self._replace(host) for host in lost]
-            with ThreadPoolExecutor(len(started)) as pool:
+            pool = ThreadPoolExecutor(len(started))
+            try:
                 list(pool.map(self._prepare, started))
+            finally:
+                pool.shutdown(wait=False)  # an interrupt must not wait for processes that start
             members += [member for host in lost for member in host.members]
         for host in self._hosts.values() if members else ():
             host.send("rehome", self._homes())  # for messages only, so no answer is awaited
@@ -187,6 +198,7 @@ class RayRuntime(Runtime):
     def _replace(self, lost: HostProxy) -> HostProxy:
         """Starts a process in place of one that died; returns before it takes calls."""
         name = self._restarts.spend(lost)
+        self._actors.end(lost.name)  # it may live: also a broken connection counts as a death
         host = HostProxy(name, lost.placed, self._actors.launch(lost.placed.name, name), self._on_death)
         self._hosts = {other.name: other for old in self._hosts.values() for other in [host if old is lost else old]}
         self._channels = {key: channel for key, channel in self._channels.items() if channel.address.home != lost.name}
@@ -195,12 +207,14 @@ class RayRuntime(Runtime):
         return host
 
     def _prepare(self, host: HostProxy) -> None:
-        """Waits until a process that was started again takes calls, or has died too."""
+        """Waits until a process that was started again takes calls, or has died too. Raises the death of another one
+        that is not started again."""
         try:
             self._greet([host.name])
             self._build([host])
             self._all("construct", {host.name: (host.members,)})
         except WorkerDied as error:
+            self._check_others()
             host.died(error)
         self._watch_over([host])
 
@@ -299,14 +313,15 @@ class RayRuntime(Runtime):
     def _all(self, method: str, arguments: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
         """Returns the answers of these hosts by name, except those that died and may be started again.
 
-        Raises the first error of the others, or Deadline naming those without an answer.
+        Raises the first error of the others, the death of another process that is not started again, or Deadline naming
+        those without an answer.
         """
         alive = {name: values for name, values in arguments.items() if self._hosts[name].death is None}
         pending = {name: self._hosts[name].send(method, *values) for name, values in alive.items()}
         began, patience = time.monotonic(), STARTING_S
         while pending:
             until = began + min(patience, self._start_timeout_s)
-            left = max(0.0, until - time.monotonic())
+            left = min(max(0.0, until - time.monotonic()), LOOK_AT_OTHERS_S)
             concurrent.futures.wait(pending.values(), left, concurrent.futures.FIRST_EXCEPTION)
             late = [name for name, future in pending.items() if not future.done()]
             ended = {name: future.exception() for name, future in pending.items() if future.done()}
@@ -320,6 +335,9 @@ class RayRuntime(Runtime):
                 continue
             if not late:
                 break
+            self._check_others()
+            if time.monotonic() < until:
+                continue
             who, limit = ", ".join(label for name in late for label in self._hosts[name].labels), self._start_timeout_s
             if patience >= limit:
                 raise Deadline(f"{who} did not start within {limit:g} s (cluster.start_timeout_s), in {method}")

@@ -31,6 +31,7 @@ from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.ray import runtime as ray_runtime
+from rl_platform.runtime.ray.actors import RayActors
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketAnswer
 from rl_platform.runtime.weights_token import merge_published
@@ -434,6 +435,60 @@ def test_a_process_without_a_learner_is_started_again_and_a_learner_ends_everyth
     with pytest.raises(WorkerDied, match="host0"):
         runtime.restart(died.value, settled.clear)
     assert settled == [0]
+
+
+def test_a_learner_that_dies_while_another_process_starts_again_ends_everything(start, monkeypatch):
+    """The other process may be on a node that is gone, and would be awaited for half an hour."""
+    runtime, groups = start([("actor", 0)], [("rollout", 0)], restarts=1)
+    learner = psutil.Process(groups["actor"].about().wait()[0][0])
+    launch = RayActors.launch
+
+    def never(self: RayActors, host: str, name: str) -> Any:
+        launch(self, host, name)
+        learner.kill()
+        return lambda *_: Future()
+
+    monkeypatch.setattr(RayActors, "launch", never)
+    with pytest.raises(WorkerDied) as died:
+        groups["rollout"].die().wait()
+    began = time.monotonic()
+    with pytest.raises(WorkerDied, match="host0"):
+        runtime.restart(died.value, lambda: None)
+    assert time.monotonic() - began < HANG_S
+
+
+def test_an_interrupt_does_not_wait_for_a_process_that_starts_again(start, monkeypatch):
+    runtime, groups = start([("actor", 0)], [("rollout", 0)], restarts=1)
+    launch = RayActors.launch
+
+    def never(self: RayActors, host: str, name: str) -> Any:
+        launch(self, host, name)
+        threading.Timer(1.0, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        return lambda *_: Future()
+
+    monkeypatch.setattr(RayActors, "launch", never)
+    with pytest.raises(WorkerDied) as died:
+        groups["rollout"].die().wait()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        runtime.restart(died.value, lambda: None)
+    assert time.monotonic() - began < HANG_S
+
+
+def test_a_process_that_is_replaced_alive_is_ended(start):
+    """Its connection broke; it would keep its memory, and its accelerators, until the end of the run."""
+    runtime, groups = start([("actor", 0)], [("rollout", 0)], restarts=1)
+    pid = groups["rollout"].about().wait()[0][0]
+    waiting = groups["rollout"].consume(runtime.channel("never", 4, ["runner"], ["rollout"]))
+    broken = socket.socket(fileno=os.dup(runtime._actors.transport._clients["host1"]._connection.fileno()))
+    broken.shutdown(socket.SHUT_RDWR)
+    broken.close()
+    with pytest.raises(WorkerDied, match="the process is alive") as died:
+        waiting.wait(HANG_S)
+    assert psutil.pid_exists(pid)
+    assert runtime.restart(died.value, lambda: None) == [("rollout", 0)]
+    until(lambda: not psutil.pid_exists(pid))
+    assert groups["rollout"].echo("again").wait() == ["again"]
 
 
 def test_warnings_of_a_process_are_heard_by_the_runner(pair, caplog):
