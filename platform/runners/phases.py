@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rl_platform.config.schema import Config
+from rl_platform.errors import WorkerDied
 from rl_platform.placement.chains import chains
 from rl_platform.placement.decisions import weight_transfer
 from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder
@@ -41,10 +42,18 @@ class TakingTurns:
         self.turns, self.groups = turns, groups
 
     def before(self, phase: str) -> None:
-        """Returns when the components that must not be on the devices of `phase` have left them."""
-        leaving = [self.groups[name].offload(weights) for name, weights in self.turns.leaves_before(phase)]
-        for handle in leaving:
-            handle.wait()
+        """Returns when the components that must not be on the devices of `phase` have left them.
+
+        A rank of the rollout that died has left, too. `Recovery` starts it again when the rollout is called next.
+        """
+        leaving = [(name, self.groups[name].offload(weights)) for name, weights in self.turns.leaves_before(phase)]
+        for name, handle in leaving:
+            try:
+                handle.wait()
+            except WorkerDied:
+                if name != "rollout":
+                    raise
+                handle.settle()  # the other ranks
 
 
 def with_turns(config: Config, turns: OffloadOrder) -> Config:

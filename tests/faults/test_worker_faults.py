@@ -280,6 +280,28 @@ def test_a_rollout_that_is_killed_while_it_is_two_updates_ahead(command, address
     assert counts["issued"] == counts["trained"] + counts["rejected"] + sum(samples["open"].values())
 
 
+class DiesWhenItLeaves(LanguageRollout):
+    """Killed once, by the request to leave its device to the learners of the first step."""
+
+    def offload(self, weights: bool) -> None:
+        die_once("killed")
+        super().offload(weights)
+
+
+def test_a_rollout_that_is_killed_when_it_leaves_its_device_is_started_again_alone(
+    command, address, undisturbed, trained, monkeypatch, caplog
+):
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesWhenItLeaves)
+    shared = "cluster.component_placement={actor: 0, 'critic,reward': 1, rollout: 0}", "cluster.devices_per_node=2"
+    ended = command(*RUN, *shared, "rollout.offload=true", f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert Path("killed").exists()
+    assert not [text for text in caplog.messages if "the run starts again" in text]
+    assert metrics("runtime/restarts") == [0, 1, 1]
+    assert names(trained) == undisturbed[1]
+    assert equal(learned(STEPS), undisturbed[0])
+
+
 TALKS = """
 def answer(conversation, metadata):
     return "=7"
