@@ -51,8 +51,10 @@ class HostProxy:
             self.died(error)
             return
         self._states, records = answer.result()
-        relay(records)
-        self.watch()
+        try:
+            relay(records)
+        finally:
+            self.watch()  # also if a logger of the user raises
 
     def died(self, error: BaseException) -> None:
         """Records that the process is gone; reports it to the runtime once, and not while it is being stopped."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+from stand_ins import Placed
 from waiting import HANG_S
 
+from rl_platform.errors import HostDied
 from rl_platform.runtime.ray.host_process import CallResult
 from rl_platform.runtime.ray.serialization import pack
-from rl_platform.runtime.ray.worker_proxy import WorkerProxy
+from rl_platform.runtime.ray.worker_proxy import HostProxy, WorkerProxy
 
 
 class Host:
@@ -81,3 +85,26 @@ def test_an_answer_arrives_while_another_call_is_still_being_sent() -> None:
     finally:
         sent.set()
         second.join()
+
+
+class RaisingHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise ValueError("the tracker is gone")
+
+
+def test_a_death_is_noticed_after_a_record_that_could_not_be_logged(request: pytest.FixtureRequest) -> None:
+    log, handler, deaths = logging.getLogger("rl_platform.test"), RaisingHandler(), list[Any]()
+    log.addHandler(handler)
+    request.addfinalizer(lambda: log.removeHandler(handler))
+    pulses: list[Future[Any]] = []
+
+    def send(method: str) -> Future[Any]:
+        assert method == "pulse"
+        pulses.append(Future())
+        return pulses[-1]
+
+    host = HostProxy("host0", Placed.of([("actor", 0)]).hosts[0], send, lambda host, error: deaths.append(error))
+    host.watch()
+    pulses[0].set_result(({}, [(log.name, logging.WARNING, "the disk is nearly full")]))
+    pulses[1].set_exception(HostDied("the process of host0 died"))
+    assert deaths == [host.death]
