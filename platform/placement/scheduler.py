@@ -57,11 +57,15 @@ class Host:
 
 @dataclass(frozen=True)
 class Placement:
-    """Slots of every component by rank, in the config's order, and the hosts in order of construction."""
+    """Slots of every component by rank, in the config's order, and the hosts in order of construction.
+
+    emulated: CPU workers emulate the accelerators. by_ray: the config selects Ray, also where one process would do.
+    """
 
     components: Mapping[str, tuple[Slot, ...]]
     hosts: tuple[Host, ...]
-    emulated: bool = False  # CPU workers emulate the accelerators
+    emulated: bool = False
+    by_ray: bool = False
 
     def world_size(self, component: str) -> int:
         """Returns the number of ranks of the component."""
@@ -97,7 +101,8 @@ class Placement:
             name: frozenset(other for other in computing if other != name and self._meet(name, other)) for name in parts
         }
         sharing = meeting | dict.fromkeys(set(BESIDE) & parts.keys(), frozenset[str]())
-        return Layout(parts, sharing, self.fits_one_process, meeting.get("reward", frozenset()))
+        one_process = self.fits_one_process and not self.by_ray
+        return Layout(parts, sharing, one_process, meeting.get("reward", frozenset()))
 
     def _meet(self, first: str, second: str) -> bool:
         """Returns whether two components compute on one GPU, or on the CPU of one node."""
@@ -179,7 +184,8 @@ def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
         ranks.append(known[text])
     if problems:
         raise PlacementError(problems)
-    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used), used.is_emulated)
+    by_ray = cluster.runtime == "ray" or (cluster.runtime == "auto" and cluster.address is not None)
+    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used), used.is_emulated, by_ray)
 
 
 def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem]) -> list[Place]:

@@ -57,6 +57,16 @@ def test_weights_that_are_the_generators_too_stay(plans: Any) -> None:
     assert dict(order.leaves_before("generate"))["critic"] is True
 
 
+@pytest.mark.parametrize("by_ray", ["cluster.runtime=ray", "cluster.address=auto"])
+def test_a_generator_in_a_process_of_its_own_has_weights_of_its_own(plans: Any, by_ray: str) -> None:
+    """One GPU would allow one process, but Ray starts one for each key."""
+    apart = {"actor,critic,reference,reward": "0", "rollout": "0"}
+    orders = [order_of(plans.config(KL, *EVERYBODY, *more, gpus=1, placement=apart)) for more in ((), (by_ray,))]
+    assert [order.lends_weights for order in orders] == [True, False]
+    assert orders[1].leaving == {"actor", "critic", "reference", "rollout"}
+    assert ("actor", True) in orders[1].leaves_before("generate")
+
+
 def test_only_those_who_meet_make_room(plans: Any) -> None:
     order = order_of(plans.config(KL, *EVERYBODY, placement=PARTLY))
     phases = {phase: (leaves, comes) for phase, leaves, comes in moves_of(order)}
