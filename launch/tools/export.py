@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rl_platform.config.schema.models import Model
+from rl_platform.config.schema.models import FLOW_POLICIES, Model
 from rl_platform.disk import no_space, replacing
 from rl_platform.errors import CheckpointError, ConfigError, Problem, check_all
 from rl_platform.launch.saved.loaded_policy import find_policy
@@ -141,43 +142,54 @@ class PolicyGraph(nn.Module):
 
     The normaliser, the bounds and the first choice of a discrete space are inside. A recurrent policy also takes its
     memory [N,H], which is 0 where an episode begins, and returns the next one. A policy that chooses K actions returns
-    [N,K,...]. A policy with several instructions takes their indices, tasks [N] int64.
+    [N,K,...]. A policy with several instructions takes their indices, tasks [N] int64. A policy that denoises takes the
+    standard normal numbers that it begins with, noise [N,H,A].
     """
 
     def __init__(self, saved: SavedPolicy) -> None:
         super().__init__()
         self.policy, self.about, normalizer = built(saved), saved.description, normalizer_of(saved)
         self.clip = None if normalizer is None else normalizer.clip
+        # torch.onnx gives constants inside of functions short names, as mean, and fails if a buffer has the same one
         if normalizer is not None:
-            self.mean, self.scale = (nn.Buffer(torch.from_numpy(part)) for part in normalizer.mean_and_scale)
+            self.observation_mean, self.observation_scale = (
+                nn.Buffer(torch.from_numpy(part)) for part in normalizer.mean_and_scale
+            )
         spaces = self.about.spaces
         scale = spaces.pixel_scale
-        self.pixel_scale = None if scale is None else nn.Buffer(torch.from_numpy(scale))
-        self.start = nn.Buffer(torch.tensor(spaces.action_start))
-        self.low, self.high = (nn.Buffer(torch.tensor(bound)) for bound in (spaces.action_low, spaces.action_high))
+        self.observation_pixel_scale = None if scale is None else nn.Buffer(torch.from_numpy(scale))
+        self.action_start = nn.Buffer(torch.tensor(spaces.action_start))
+        self.action_low, self.action_high = (
+            nn.Buffer(torch.tensor(bound)) for bound in (spaces.action_low, spaces.action_high)
+        )
 
     def forward(
-        self, observation: Tensor, memory: Tensor | None = None, tasks: Tensor | None = None
+        self,
+        observation: Tensor,
+        memory: Tensor | None = None,
+        tasks: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         rows, spaces = observation.reshape(observation.shape[0], -1), self.about.spaces
-        if self.pixel_scale is not None:
-            rows = rows * self.pixel_scale
+        if self.observation_pixel_scale is not None:
+            rows = rows * self.observation_pixel_scale
         if self.clip is not None:
-            rows = ((rows - self.mean) * self.scale).clamp(-self.clip, self.clip).float()
-        given = {"hidden_states": memory, "tasks": tasks}
+            rows = ((rows - self.observation_mean) * self.observation_scale).clamp(-self.clip, self.clip).float()
+        given = {"hidden_states": memory, "tasks": tasks, "noise": noise}
         options: dict[str, Any] = {name: tensor for name, tensor in given.items() if tensor is not None}
         chosen, _, *memories = self.policy.act(rows, **options, deterministic=True)
         actions = self.policy.executed(chosen)
         if self.about.levels.num_actions == 1 and not self.about.levels.single:
             actions = actions[:, 0]
         if spaces.action.kind == "discrete":
-            actions = actions + self.start
+            actions = actions + self.action_start
         elif spaces.action.kind == "multi_discrete":
-            actions = (actions + self.start).to(getattr(torch, spaces.action_dtype)).unflatten(-1, spaces.action_shape)
+            shifted = actions + self.action_start
+            actions = shifted.to(getattr(torch, spaces.action_dtype)).unflatten(-1, spaces.action_shape)
         elif spaces.action_shape:
-            actions = actions.clamp(self.low, self.high).unflatten(-1, spaces.action_shape)
+            actions = actions.clamp(self.action_low, self.action_high).unflatten(-1, spaces.action_shape)
         else:  # one number
-            actions = actions.clamp(self.low, self.high).squeeze(-1)
+            actions = actions.clamp(self.action_low, self.action_high).squeeze(-1)
         return (actions, *memories) if memories else actions
 
     def example(self) -> dict[str, Tensor]:
@@ -190,12 +202,14 @@ class PolicyGraph(nn.Module):
             inputs["memory"] = torch.zeros(2, model.recurrent_size)
         if language is not None and len(language.instruction_lengths) > 1:
             inputs["tasks"] = torch.zeros(2, dtype=torch.int64)
+        if model.type in FLOW_POLICIES:
+            inputs["noise"] = torch.zeros(2, self.policy.horizon, self.policy.width)
         return inputs
 
 
 def _program(graph: PolicyGraph) -> torch.export.ExportedProgram:
     inputs, batch = graph.example(), torch.export.Dim("batch")
-    with torch.no_grad():
+    with torch.no_grad(), _unchecked():
         return torch.export.export(
             graph.eval(), (), kwargs=inputs, dynamic_shapes={name: {0: batch} for name in inputs}
         )
@@ -280,6 +294,21 @@ def _refuse_other_scales(model: Model, saved: SavedPolicy) -> None:
                     f"{folders.tolist()} by the statistics in {model.path}"
                 )
                 raise _problem("--format", message, "lerobot", "torch, onnx")
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Leaves transformers' checks out of a program. They count the images of a prompt, which are fixed in a policy, and
+    ONNX has no operation for them."""
+    name = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 @contextmanager

@@ -37,4 +37,4 @@ def _of_batch(like: Tensor, among: Among) -> Tensor:
 def _rows(like: Tensor, among: Among) -> slice:
     """Returns the position of the rows in the larger batch."""
     first = 0 if among is None else among[0]
-    return slice(first, first + len(like))
+    return slice(first, first + like.shape[0])

@@ -257,4 +257,4 @@ def tasks_of_rows(tasks: Tensor | None, instructions: int, rows: Tensor) -> Tens
     if tasks is not None:
         return tasks
     assert instructions == 1, "a policy with several instructions needs the task of each row"
-    return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    return torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)

@@ -142,14 +142,18 @@ class FlowPolicy(nn.Module):
         deterministic: bool = False,
         among: Among = None,
         tasks: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Denoises chunks: observations [N,D'] -> rows [N,L], and log_probs [N,K,D], or [N] of single actions.
 
-        deterministic: x_T is drawn, no step draws noise, and log_probs are 0.
+        deterministic: x_T is drawn, no step draws noise, and log_probs are 0. noise: x_T [N,H,A], which is not drawn
+        then.
         """
         prefix, steps = self._prefix(observations, tasks), self.denoising
-        rows, device = len(observations), observations.device
-        x = normals(prefix.state.new_empty(rows, self.horizon, self.width), generator, False, among)
+        rows, device = observations.shape[0], observations.device
+        x = noise
+        if x is None:
+            x = normals(prefix.state.new_empty(rows, self.horizon, self.width), generator, False, among)
         drawn = normals(x.new_empty(rows, steps.recorded, *self.executes), generator, deterministic, among)
         one = steps.flow.stochastic_steps == "one"
         first = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -165,8 +169,7 @@ class FlowPolicy(nn.Module):
                 place = 0 if one else step
                 here = first == step if one else torch.ones_like(first, dtype=torch.bool)
                 mean, std = steps.gaussian(x, velocity, numbers, learned)
-                noise = F.pad(drawn[:, place], self._padding())
-                noisy = torch.where(self.inside, mean + std * noise, after)
+                noisy = torch.where(self.inside, mean + std * F.pad(drawn[:, place], self._padding()), after)
                 after = torch.where(here[:, None, None], noisy, after)
                 chain[here, place], chain[here, place + 1] = x[here], after[here]
                 log_probs += self._executed_part(log_density(noisy, mean, std)) * here[:, None, None]
@@ -204,7 +207,7 @@ class FlowPolicy(nn.Module):
         tasks = tasks_of_rows(tasks, len(self.lengths), observations)
         if self.spaces.images:
             images = network.images(observations, self.spaces.observation_shape)
-            return network.prefix(self.instructions, tasks, images, images.new_zeros(len(images), size))
+            return network.prefix(self.instructions, tasks, images, images.new_zeros(images.shape[0], size))
         state = observations if self.state_scale is None else self.state_scale(observations)
         return network.prefix(self.instructions, tasks, None, F.pad(state, (0, size - state.shape[1])))
 

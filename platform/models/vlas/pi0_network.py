@@ -39,7 +39,7 @@ class Pi0Network(PI0ForConditionalGeneration):
         if images is not None:
             embedded, mask = instructions(tasks)
             features = vlm.get_image_features(images.flatten(0, 1)).pooler_output
-            features = features.reshape(len(images), -1, features.shape[-1])
+            features = features.reshape(images.shape[0], -1, features.shape[-1])
             embedded = torch.cat([features.to(embedded.dtype), embedded], dim=1)
             mask = torch.cat([mask.new_ones(features.shape[:2]), mask], dim=1)
         else:  # the prefix is the instruction alone: it is computed once for all rows that share it

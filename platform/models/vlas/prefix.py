@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ class Prefix:
 
 
 def masked_mean(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Hidden states [B,P,W], mask [B,P] -> float32 [B,W]."""
-    with torch.autocast(mask.device.type, enabled=False):
-        counted = mask[..., None].float()
-        return (hidden.float() * counted).sum(1) / counted.sum(1)
+    """Hidden states [B,P,W], mask [B,P] -> float32 [B,W]. Autocast changes none of these operations on float32."""
+    counted = mask[..., None].float()
+    return (hidden.float() * counted).sum(1) / counted.sum(1)

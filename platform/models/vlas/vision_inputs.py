@@ -63,7 +63,7 @@ class VisionInputs:
         images = images.flatten(0, 1)
         rows, columns = (side // patch for side in images.shape[-2:])
         # [N, 3, block row, row in block, y, block column, column in block, x]
-        cut = images.view(len(images), 3, rows // merged, merged, patch, columns // merged, merged, patch)
+        cut = images.view(images.shape[0], 3, rows // merged, merged, patch, columns // merged, merged, patch)
         cut = cut.permute(0, 2, 5, 3, 6, 1, 4, 7)[..., None, :, :].expand(*(-1,) * 6, frames, -1, -1)
-        grid = torch.tensor([[1, rows, columns]], device=images.device).expand(len(images), -1)
+        grid = torch.tensor([[1, rows, columns]], device=images.device).expand(images.shape[0], -1)
         return {"pixel_values": cut.reshape(-1, 3 * frames * patch * patch), "image_grid_thw": grid}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from lerobot_folders import STATES, STATS, folder_of, section, with_buffers, with_processors
-from policies import KINDS, observations, saved
+from policies import KINDS, TOLD, observations, saved
 from process_groups import end_process_groups
 from smolvla_goldens import state
 from transformers import AutoModelForCausalLM
@@ -32,7 +32,9 @@ from rl_platform.launch.saved.saved_run import SavedRun
 from rl_platform.launch.tools.export import _write_lerobot
 from rl_platform.models.embodied_policy import build_policy
 from rl_platform.models.saved_policy import PolicyDescription, SavedPolicy, language_of
+from rl_platform.rng import derive_seed
 
+NOISY = ("pi0", "smolvla")
 WIDE = replace(STATES, action_low=(-2.0,) * 6, action_high=(2.0,) * 6)
 
 
@@ -41,8 +43,11 @@ def inputs(kind: str) -> dict[str, np.ndarray]:
     given = {"observation": observations(kind, 5)}
     if kind == "memory":
         given["memory"] = np.zeros((5, 6), np.float32)
-    if kind == "instructions":
+    if kind in TOLD:
         given["tasks"] = np.arange(5) % 2
+    if kind in NOISY:  # as `Policy` draws it for its first choice
+        draw = torch.Generator().manual_seed(derive_seed(saved(kind).description.seed, "rollout", "evaluate", 0, 1))
+        given["noise"] = torch.empty(5, KINDS[kind][1].num_action_chunks, 2).normal_(generator=draw).numpy()
     return given
 
 
@@ -55,7 +60,7 @@ def check(kind: str, graph: Callable[..., Any]) -> None:
     if kind == "memory":
         result, memory = result
         np.testing.assert_array_equal(graph(**given | {"memory": memory})[0], second)
-    elif kind == "chunks":
+    elif KINDS[kind][1].num_action_chunks > 1:
         np.testing.assert_allclose(result[:, 1], second, rtol=1e-5, atol=1e-6)
         result = result[:, 0]
     assert (result.dtype, result.shape) == (first.dtype, first.shape)
@@ -103,7 +108,7 @@ def test_the_program_acts_as_the_policy(exported, kind: str) -> None:
     check(kind, graph)
 
 
-@pytest.mark.parametrize("kind", ["several choices", "torques", "chunks", "memory", "instructions"])
+@pytest.mark.parametrize("kind", ["several choices", "torques", "chunks", "memory", "instructions", "tokens", "pi0"])
 def test_the_onnx_graph_acts_as_the_policy(exported, kind: str) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
