@@ -157,7 +157,7 @@ def classifier_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, Pre
 
 def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
     """Estimates the bytes of an embodied run's checkpoint: trained parameters, their moments, observations."""
-    from rl_platform.components.actor import embodied_policy
+    from rl_platform.components.actor import trained_policy
 
     if config.actor.model.type == "vla":  # its language model is read from a folder
         with required("rl_platform.placement.estimates", "actor.model.type"):
@@ -169,7 +169,8 @@ def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
         trained = 0 if shape is None else shape.trained_parameters(config.actor.lora)
     else:
         with torch.device("meta"):
-            trained = sum(parameter.numel() for parameter in embodied_policy(config, spaces, 0).parameters())
+            parameters = trained_policy(config, spaces, 0).parameters()
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     return trained * BYTES_SAVED + config.env.num_envs * spaces.observation_size * (1 if spaces.images else 4)
 
 

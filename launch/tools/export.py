@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from rl_platform.models.build import language_model
 from rl_platform.models.causal_lm import export_causal_lm, load_config
 from rl_platform.models.saved_policy import DESCRIPTION, SavedPolicy
 from rl_platform.models.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from rl_platform.models.vlas.flow_policy import FlowPolicy
 
 Format = Literal["hf", "torch", "onnx", "lerobot"]
 FORMATS: Mapping[str, tuple[Format, ...]] = {  # the default first
@@ -203,7 +206,8 @@ class PolicyGraph(nn.Module):
         if language is not None and len(language.instruction_lengths) > 1:
             inputs["tasks"] = torch.zeros(2, dtype=torch.int64)
         if model.type in FLOW_POLICIES:
-            inputs["noise"] = torch.zeros(2, self.policy.horizon, self.policy.width)
+            policy = cast("FlowPolicy", self.policy)
+            inputs["noise"] = torch.zeros(2, policy.horizon, policy.width)
         return inputs
 
 

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from rl_platform.components.actor import embodied_policy, trained_policy
+from rl_platform.launch.placed_config import load
 from rl_platform.launch.saved.loaded_policy import load_policy
+from rl_platform.launch.start_checks.env_spaces import fitting_spaces
+from rl_platform.launch.start_checks.model_checks import policy_bytes
 from rl_platform.metrics import read_metrics
 
 TINY = "{hidden_size: 16, num_layers: 2, num_heads: 2, intermediate_size: 32, max_positions: 64}"
@@ -125,6 +129,30 @@ def test_a_checkpoint_gives_the_policy_of_the_model_folder(kind: tuple[str, ...]
     for deterministic in (True, False):
         np.testing.assert_array_equal(checkpoint.act(seen, deterministic), left.act(seen, deterministic))
     assert len(np.unique(left.act(seen, False))) > 1
+
+
+def test_adapters_alone_are_trained_beside_a_frozen_backbone(learned) -> None:
+    """Without the second key the vision tower and its projection are trained too."""
+    adapters = (*TOKEN_CHUNKS, "actor.lora={rank: 2}")
+    rest = {"value_head"}
+    for frozen in (False, True):
+        more = ("actor.model.train_backbone=false",) if frozen else ()
+        names = learned("embodied.yaml", *adapters, *more, steps=1)[0]["actor"]["model"]
+        others = {name.split(".")[1] for name in names if ".lora_" not in name}
+        assert others == (rest if frozen else {*rest, "network"})
+
+
+@pytest.mark.parametrize(
+    "kind", [(*TOKEN_CHUNKS, "actor.model.train_backbone=false"), (*CHUNKS,)], ids=["tokens", "pi0"]
+)
+def test_the_size_of_a_checkpoint_counts_trained_parameters(kind: tuple[str, ...], folder: Path) -> None:
+    """A frozen model of billions of parameters needs no space on the disk."""
+    config = load("embodied.yaml", [*kind, "actor.lora={rank: 2}"])[0].config
+    spaces = fitting_spaces(config)
+    trained = sum(each.numel() for each in trained_policy(config, spaces, 0).parameters() if each.requires_grad)
+    assert trained < 0.9 * sum(each.numel() for each in embodied_policy(config, spaces, 0).parameters())
+    observed = config.env.num_envs * spaces.observation_size * (1 if spaces.images else 4)
+    assert policy_bytes(config, spaces) == 12 * trained + observed
 
 
 def test_recomputed_layers_change_nothing(learned) -> None:

@@ -274,7 +274,7 @@ def _vlm_policy(config: Config) -> Iterator[Problem]:
     """Yields the problems of policies on vision-language models of transformers."""
     model, flow = config.actor.model, "actor.model.flow"
     tokens = when(lambda: model.type == "vlm_tokens")
-    if not tokens and when(lambda: config.actor.gradient_checkpointing is True):
+    if not tokens and when(lambda: config.actor.gradient_checkpointing is not False):
         message = f"{_TYPE} {model.type} caches keys and values, which a second forward would append again"
         yield Problem("actor.gradient_checkpointing", message, hint="actor.micro_batch_size, to save memory")
     if when(lambda: model.unnorm_key is not None and model.path is None):
@@ -336,7 +336,8 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
         if when(lambda: config.env.tasks):
             reason = "env.tasks has an instruction for each task"
             yield Unread("actor.model.instruction", reason, ("env.tasks", _TYPE, TASK))
-        if when(lambda: config.actor.lora is not None):
+        # other policies also freeze the vision tower and the layers between both, which have no adapters
+        if kind == "vla" and when(lambda: config.actor.lora is not None):
             reason = "actor.lora trains adapters instead of the language model's weights"
             yield Unread("actor.model.train_backbone", reason, ("actor.lora", _TYPE, TASK))
     elif kind:

@@ -12,7 +12,7 @@ et al., "RT-1" (2022).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +32,8 @@ from rl_platform.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")  # options of a language model, one for each layer
 
 
 class InstructedAttention:
@@ -199,7 +201,9 @@ def vision_language_policy(
     if model.backbone_layers is not None:
         _keep_first_layers(network, model.backbone_layers)
     texts = instructions or (model.instruction or "",)
-    policy = _assembled(model, spaces, network, [torch.tensor(tokenizer.encode(text)) for text in texts])
+    tokens = [tokenizer.encode(text) for text in texts]
+    check_words(tokens, len(network.get_input_embeddings().weight))
+    policy = _assembled(model, spaces, network, [torch.tensor(each) for each in tokens])
     length = max(policy.lengths) + policy.encoder.positions + policy.components
     if length > (readable := getattr(network.config, "max_position_embeddings", length)):
         message = f"instruction, picture and action are {length} tokens, the language model reads {readable}"
@@ -232,6 +236,20 @@ def _assembled(
     return VisionLanguagePolicy(language, instructions, encoder, spaces, model.action_bins)
 
 
+def check_words(instructions: Sequence[Sequence[int]], known: int, images: Collection[int] = ()) -> None:
+    """Raises ConfigError if an instruction has a token that is not among the `known` first ones, or one of `images`.
+
+    images: tokens in whose places the model reads pictures.
+    """
+    largest = max((token for each in instructions for token in each), default=0)
+    if largest >= known:
+        message = f"an instruction has the token {largest}, and the model has tokens 0 to {known - 1} only"
+        raise ConfigError([Problem("actor.model.tokenizer", message, hint="the tokenizer of this model")])
+    if any(token in images for each in instructions for token in each):
+        message = "an instruction has a token that stands for an image; the images of an observation come before it"
+        raise ConfigError([Problem("actor.model.instruction", message, hint="the text alone, without <image>")])
+
+
 def refuse_features(config: PretrainedConfig, path: str | None, length: int) -> None:
     """Raises ConfigError for a language model whose attention over `length` tokens is not plain."""
     if not is_plain(config, length):
@@ -250,6 +268,9 @@ def _keep_first_layers(network: PreTrainedModel, count: int) -> None:
         raise ConfigError([Problem("actor.model.backbone_layers", message, value=str(count), allowed=allowed)])
     del layers[count:]
     network.config.num_hidden_layers = count
+    for name in _BY_LAYER:  # transformers refuses a config with more of them than layers
+        if getattr(network.config, name, None):
+            setattr(network.config, name, getattr(network.config, name)[:count])
 
 
 def tasks_of_rows(tasks: Tensor | None, instructions: int, rows: Tensor) -> Tensor:

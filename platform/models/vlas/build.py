@@ -12,6 +12,7 @@ from rl_platform.config.schema.models import FLOW_POLICIES, Model, RandomLM
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.causal_lm import quiet_transformers
+from rl_platform.models.policies.vla import check_words
 from rl_platform.models.pretrained.folder_files import check_options, check_weights, reading
 from rl_platform.models.pretrained.model_folder import model_folder
 from rl_platform.models.tokenizer import load_tokenizer
@@ -44,8 +45,11 @@ def build(
             f"the longest instruction has {longest} tokens, and the model of {model.path} read at most {most} tokens"
         )
         raise ConfigError([Problem("actor.model.instruction", message, hint="a shorter text")])
-    policy = _assembled(model, spaces, levels, network, tokens, *scales(model, spaces))
     flow = model.type in FLOW_POLICIES
+    reads = config.vlm_config if flow else config
+    pictures = [getattr(reads, name, None) for name in ("image_token_id", "video_token_id")]
+    check_words(tokens, len(network.get_input_embeddings().weight), pictures)
+    policy = _assembled(model, spaces, levels, network, tokens, *scales(model, spaces))
     if not model.train_backbone:
         (network.backbone if flow else network).requires_grad_(False)
     if not model.train_vision:

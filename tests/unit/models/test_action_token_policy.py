@@ -180,6 +180,14 @@ def test_patches_are_those_of_transformers(tmp_path: Path) -> None:
     assert torch.equal(given["image_grid_thw"], expected["image_grid_thw"])
 
 
+def test_an_instruction_with_the_token_of_an_image(tmp_path: Path) -> None:
+    made = network("smolvlm")
+    made.config.image_token_id = ord("@")
+    made.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"actor\.model\.instruction: .* stands for an image"):
+        vlas.build(section(tmp_path), ONE, LEVELS, 3, ["reach it", "@ go"])
+
+
 def test_a_frozen_vision_tower_and_other_models(family: str, tmp_path: Path) -> None:
     network(family).save_pretrained(tmp_path)
     policy = vlas.build(section(tmp_path).model_copy(update={"train_vision": False}), ONE, LEVELS, 3, TOLD)

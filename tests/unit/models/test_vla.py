@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.policies.vision import ImageEncoder
-from rl_platform.models.policies.vla import VisionLanguagePolicy, vision_language_policy
+from rl_platform.models.policies.vla import VisionLanguagePolicy, policy_without_weights, vision_language_policy
+from rl_platform.models.saved_policy import language_of
 
 CNN = ConvNet(channels=[4, 6], kernels=[4, 3], strides=[2, 1])
 SHAPE = (10, 12, 3)
@@ -143,6 +145,26 @@ def test_its_language_model_can_end_after_the_first_layers() -> None:
     whole.language.backbone.layers[1].register_forward_hook(lambda _, given, __: given[0])
     assert len(shorter.language.backbone.layers) == 1
     torch.testing.assert_close(shorter(pixels()), whole(pixels()))
+
+
+def test_a_policy_of_the_first_layers_is_read_again(causal_lm, tmp_path: Path) -> None:
+    """Some families list the kind of each layer in their config."""
+    causal_lm("qwen2", vocab_size=300).save_pretrained(tmp_path)
+    section = Model(type="vla", path=str(tmp_path), tokenizer="bytes", instruction="go", cnn=CNN, backbone_layers=1)
+    policy = vision_language_policy(section, REACH, seed=1)
+    about = language_of(policy)
+    assert about is not None
+    assert len(about.config["layer_types"]) == 1
+    again = policy_without_weights(section, REACH, about.config, about.instruction_lengths)
+    again.load_state_dict(policy.state_dict())
+    assert torch.equal(again._states(torch.ones(1, 2, 32), None), policy._states(torch.ones(1, 2, 32), None))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(causal_lm, tmp_path: Path) -> None:
+    causal_lm().save_pretrained(tmp_path)
+    section = Model(type="vla", path=str(tmp_path), tokenizer="bytes", instruction="go", cnn=CNN)
+    with pytest.raises(ConfigError, match=r"actor\.model\.tokenizer: .* token 111, and the model has tokens 0 to 60"):
+        vision_language_policy(section, REACH, seed=1)
 
 
 def test_it_cannot_have_more_layers_than_there_are() -> None:
