@@ -45,10 +45,10 @@ def start_ray(start: Callable[[], T]) -> T:
 
 
 @contextmanager
-def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = ()) -> Iterator[str]:
+def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = (), gpus: Sequence[int] = ()) -> Iterator[str]:
     """Yields the address of a cluster with a node per entry of `cores`, the head first; no process is left of it.
 
-    pools: the label `pool` of each node.
+    pools: the label `pool` of each node. gpus: its pretended GPUs.
     """
     from ray._private.node import Node
     from ray.cluster_utils import Cluster
@@ -63,10 +63,11 @@ def ray_cluster(*cores: int, store_mib: int, pools: Sequence[str] = ()) -> Itera
 
         def start() -> Cluster:
             cluster = Cluster()
-            for count, pool in zip_longest(cores, pools):
+            for count, pool, pretended in zip_longest(cores, pools, gpus):
                 labels = {} if pool is None else {"pool": pool}
                 unused = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-                cluster.add_node(num_cpus=count, object_store_memory=store_mib * 2**20, labels=labels, **unused)
+                sizes = {"num_cpus": count, "num_gpus": pretended or 0, "object_store_memory": store_mib * 2**20}
+                cluster.add_node(**sizes, labels=labels, **unused)
             return cluster
 
         with pytest.MonkeyPatch.context() as patched:  # no run uses the server of jobs and of the dashboard

@@ -14,13 +14,19 @@ from typing import Any
 import cloudpickle
 import psutil
 import pytest
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_cluster import ray_cluster
 from run_results import differences, final_state, logged
+from stand_ins import Placed
+from waiting import HANG_S, until
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
+from rl_platform.errors import WorkerDied
 from rl_platform.records import RolloutBatch
 from rl_platform.runners import embodied
+from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime.host import ComponentContext
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -53,6 +59,53 @@ def lose_node(mark: str) -> None:
     raylet.kill()
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Shows:
+    """A component that shows its process, and the accelerators that this sees."""
+
+    def __init__(self, context: ComponentContext) -> None: ...
+
+    def about(self) -> tuple[int, str | None]:
+        return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.release
+def test_a_process_that_moves_to_another_node_sees_the_accelerators_that_are_reserved_there() -> None:
+    """It kept the numbers of those of its first node, which may be another run's."""
+    import ray
+
+    from rl_platform.runtime.ray.runtime import RayRuntime
+
+    with ray_cluster(0, 1, 1, store_mib=128, gpus=(0, 1, 2)) as address:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        try:
+            other = next(node for node in ray.nodes() if node["Resources"].get("GPU") == 2)
+            there = NodeAffinitySchedulingStrategy(other["NodeID"], soft=False)
+
+            class Holder:
+                def numbers(self) -> list[int]:
+                    return ray.get_gpu_ids()
+
+            holder = ray.remote(Holder).options(num_gpus=1, num_cpus=0, scheduling_strategy=there)
+            holders = [holder.remote() for _ in range(2)]
+            held = [ray.get(one.numbers.remote()) for one in holders]
+            assert sorted(held) == [[0], [1]]
+            with RayRuntime(Placed.of([("rollout", 0)], accelerators=(0,)), HANG_S, 7, restarts=1) as runtime:
+                rollout = runtime.start({"rollout": ComponentSpec(Shows)})["rollout"]
+                pid, visible = rollout.about().wait()[0]
+                assert visible == "0"
+                ray.kill(holders[held.index([1])])
+                raylet = psutil.Process(pid).parent()
+                assert raylet is not None
+                assert raylet.name() == "raylet"
+                raylet.kill()
+                with pytest.raises(WorkerDied) as died:
+                    until(lambda: rollout.about().wait() and False)
+                assert runtime.restart(died.value, lambda: None) == [("rollout", 0)]
+                assert rollout.about().wait()[0][1] == "1"
+        finally:
+            ray.shutdown()
 
 
 class LearnsOnALostNode(EmbodiedActor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -43,9 +43,11 @@ class RayActors:
         self._actors: dict[str, ActorHandle] = {}
         self._recipes: dict[str, tuple[dict[str, object], tuple[object, ...]]] = {}  # by host: of its actor
         self._visible: dict[str, str] = {}
+        self._nodes: list[list[Host]] = []
+        self._processes: dict[str, str] = {}  # by host: the name of its present process
 
     def start(self, hosts: Sequence[Host]) -> Mapping[str, Send]:
-        parts = reservation.by_node(hosts)
+        parts = self._nodes = reservation.by_node(hosts)
         wanted = [reservation.resources_for(part) for part in parts]
         bundles, labels = ([getattr(place, name) for place in wanted] for name in ("resources", "labels"))
         strategy = "STRICT_SPREAD" if len(parts) > 1 else "STRICT_PACK"
@@ -83,6 +85,7 @@ class RayActors:
     def launch(self, host: str, name: str) -> Send:
         options, arguments = self._recipes[host]
         actor = self._actors[name] = self._class.options(**options | {"name": name}).remote(name, *arguments)
+        self._processes[host] = name
         if host in self._visible:
             actor.see.remote(self._visible[host])  # before the calls that follow
         return partial(self._send, name)
@@ -91,19 +94,29 @@ class RayActors:
         """Ends the process of this name, whether it lives or not."""
         ray.kill(self._actors.pop(name))
 
+    def show_again(self, hosts: Collection[str]) -> None:
+        """Shows processes that were started again the accelerators of their node, which may be another one than before.
+
+        Called when the processes have come up. Raises HostDied if one has died again.
+        """
+        for part in self._nodes:
+            if part[0].name in hosts:  # it holds the reservation, and ends with the node at the latest
+                self._show_accelerators(part)
+
     def _show_accelerators(self, hosts: Sequence[Host]) -> None:
         """Translates the plan's accelerators into the names of those that Ray reserved on the node."""
         used = sorted({local for placed in hosts for local in placed.accelerators})
         if not used:
             return
         try:
-            names = dict(zip(used, ray.get(self._actors[hosts[0].name].accelerators.remote()), strict=True))
+            reserved = ray.get(self._actors[self._processes[hosts[0].name]].accelerators.remote())
         except RayActorError as error:
             raise typed(hosts[0].name, error) from error
+        names = dict(zip(used, reserved, strict=True))
         for placed in hosts:
             if placed.accelerators:
                 self._visible[placed.name] = shown = ",".join(names[local] for local in placed.accelerators)
-                self._actors[placed.name].see.remote(shown)  # before the calls that follow
+                self._actors[self._processes[placed.name]].see.remote(shown)  # before the calls that follow
 
     def stop(self) -> None:
         self.transport.end()

@@ -180,16 +180,16 @@ class RayRuntime(Runtime):
     def _start_again(self) -> list[Member]:
         """Starts the processes that died; returns their ranks. Raises the death of one that is not started again."""
         members: list[Member] = []
-        while lost := [host for host in self._hosts.values() if host.death is not None]:
+        while any(host.death is not None for host in self._hosts.values()):
             notices, self._notices = self._notices, []
             concurrent.futures.wait(notices, NOTICE_S)  # that a rank failed closes channels: none that come from now on
             self._check_others()
+            lost = [host for host in self._hosts.values() if host.death is not None]  # of a node one after the other
             started = [self._replace(host) for host in lost]
-            pool = ThreadPoolExecutor(len(started))
-            try:
-                list(pool.map(self._prepare, started))
-            finally:
-                pool.shutdown(wait=False)  # an interrupt must not wait for processes that start
+            self._side_by_side(started, lambda host: self._greet([host.name]))
+            self._actors.show_again([host.placed.name for host in started if host.death is None])
+            self._side_by_side(started, self._prepare)
+            self._watch_over(started)
             members += [member for host in lost for member in host.members]
         for host in self._hosts.values() if members else ():
             host.send("rehome", self._homes())  # for messages only, so no answer is awaited
@@ -206,17 +206,28 @@ class RayRuntime(Runtime):
             self._workers[member].move(host)
         return host
 
-    def _prepare(self, host: HostProxy) -> None:
-        """Waits until a process that was started again takes calls, or has died too. Raises the death of another one
-        that is not started again."""
+    def _side_by_side(self, hosts: Sequence[HostProxy], work: Callable[[HostProxy], None]) -> None:
+        """Returns when `work` has ended for all hosts that live, or they have died in it. Raises the death of another
+        host that is not started again."""
+
+        def try_it(host: HostProxy) -> None:
+            if host.death is not None:
+                return
+            try:
+                work(host)
+            except WorkerDied as error:
+                self._check_others()
+                host.died(error)
+
+        pool = ThreadPoolExecutor(len(hosts))
         try:
-            self._greet([host.name])
-            self._build([host])
-            self._all("construct", {host.name: (host.members,)})
-        except WorkerDied as error:
-            self._check_others()
-            host.died(error)
-        self._watch_over([host])
+            list(pool.map(try_it, hosts))
+        finally:
+            pool.shutdown(wait=False)  # an interrupt must not wait for processes that start
+
+    def _prepare(self, host: HostProxy) -> None:
+        self._build([host])
+        self._all("construct", {host.name: (host.members,)})
 
     def _watch_over(self, hosts: Iterable[HostProxy]) -> None:
         for host in hosts:
