@@ -16,6 +16,7 @@ from rl_platform.envs.reasoning.answers.arithmetic import evaluate
 from rl_platform.envs.reasoning.score import Score
 
 _EXPRESSION = re.compile(r"[-+*/(). \d]*$")
+_PART = re.compile(r"[^\s:;=]([^ ]|$)|. *[-+*/] ")  # the end of a longer expression: `^3+1`, `x + 1`
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,16 @@ def calculator(conversation: Sequence[str], metadata: dict[str, object]) -> str 
     """Returns the value of the expression before a `=` at the end of the turn; None for a turn without `=`.
 
     For a turn that is only `=` it evaluates the expression at the end of the question. Expressions have numbers,
-    + - * / and parentheses; for others it returns the error as text.
+    + - * / and parentheses; for others, as `2^3+1=`, it returns the error as text.
     """
     question, turn = conversation[0], conversation[-1].strip()
     if not turn.endswith("="):
         return None
-    expression = _EXPRESSION.search(turn[:-1] or question.rstrip())
+    text = turn[:-1] or question.rstrip()
+    expression = _EXPRESSION.search(text)
     assert expression is not None  # it also matches the empty text
-    return computed(expression.group())
+    start = expression.start()
+    return computed(text if start and _PART.match(text, start - 1) else expression.group())
 
 
 def computed(expression: str) -> str:
