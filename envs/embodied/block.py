@@ -19,7 +19,7 @@ import numpy as np
 
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers, all_finite
-from rl_platform.envs.embodied.descriptions import EnvSetup, close_env
+from rl_platform.envs.embodied.descriptions import ENV_ERRORS, EnvSetup, close_env
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.step_results import (
     WrongResult,
@@ -150,7 +150,7 @@ class EnvBlock:
         self._busy[0] = self._first
         try:
             given = native.step(self._actions, self._lengths, idle)
-        except Exception as error:
+        except ENV_ERRORS as error:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch reports which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
         self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = given
@@ -183,7 +183,7 @@ class EnvBlock:
                 raise
             except WrongResult as error:
                 raise EnvFailure(first + i, "step", str(error)) from error
-            except Exception as error:
+            except ENV_ERRORS as error:
                 self._replace(i, "step", error)
                 rewards[i] = np.nan  # which makes the step invalid
         recorder.add("work", "physics", began)
@@ -201,16 +201,16 @@ class EnvBlock:
         self._observations[:] = self._finals
         self._some_ended = bool(np.count_nonzero(self._terminated) or np.count_nonzero(self._truncated))
 
-    def _replace(self, i: int, doing: str, error: Exception) -> None:
+    def _replace(self, i: int, doing: str, error: BaseException) -> None:
         """Replaces environment i, which raised `error`."""
         self._count(i, doing, error)
         try:
             self._envs[i] = self._spares.replacement(i, self._envs[i])
-        except Exception as reason:
+        except ENV_ERRORS as reason:
             raise EnvFailure(self._first + i, doing, traceback.format_exc()) from reason
         self._find_physics_failures()
 
-    def _count(self, i: int, doing: str, error: Exception) -> None:
+    def _count(self, i: int, doing: str, error: BaseException) -> None:
         """Counts a failure of environment i. Raises EnvFailure if it ends the run."""
         if ending := self._spares.count(i, doing, error):
             details = "".join(traceback.format_exception(error)) if error.__traceback__ else f"{error}\n"
@@ -283,7 +283,7 @@ class EnvBlock:
                         seed = self._spares.seed_of_new(i)
         except EnvFailure:
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise EnvFailure(self._first + i, "reset", traceback.format_exc()) from error
         self._spares.begun(which)
         self._returns[which] = 0.0
@@ -299,13 +299,13 @@ class EnvBlock:
                 self._count(i, "reset", self._first_not_finite(i))
             self._observations[which] = native.reset(which, [self._spares.seed_of_new(i) for i in which.tolist()])
 
-    def _begin(self, i: int, seed: int | None) -> Exception | None:
+    def _begin(self, i: int, seed: int | None) -> BaseException | None:
         """Starts an episode of environment i. Returns what it raised, or that its observation is not finite."""
         try:
             observation = reset_env(self._envs[i], seed)
         except WrongResult as error:
             raise EnvFailure(self._first + i, "reset", str(error)) from error
-        except Exception as error:
+        except ENV_ERRORS as error:
             return error
         self._check_observation(i, observation, "reset")
         self._shaped_observations[i] = observation
@@ -320,7 +320,7 @@ class EnvBlock:
             return picture_of(self._envs[0].render())
         except WrongResult as error:
             raise EnvFailure(self._first, "render", str(error)) from error
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise EnvFailure(self._first, "render", traceback.format_exc()) from error
 
     def save(self) -> list[bytes]:
@@ -359,7 +359,7 @@ class EnvBlock:
                     self._native.restore(i, state)
                 else:
                     find(STATES, "env_state.restore", _cannot_save)(self._envs[i], state)
-            except Exception as error:
+            except ENV_ERRORS as error:
                 raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
             self._returns[i], self._lengths[i] = returned, length
             self._success.restore(i, success)

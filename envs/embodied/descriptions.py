@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 PROBLEMS = "rl_platform.envs.embodied.build_problems"  # an extra
 SUITES = "rl_platform.envs.embodied.suites"  # an extra
 OF_PROGRAM = "function/"  # prefix of the ids of environments that exist in the user's program only
+ENV_ERRORS = (Exception, SystemExit)  # what an environment may raise; not what ends this process: KeyboardInterrupt
 _told: set[str] = set()  # of errors of close()
 _made: WeakValueDictionary[int, AnyEnv] = WeakValueDictionary()  # by id; those of this process that still exist
 
@@ -170,7 +171,7 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
             )
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:
+    except ENV_ERRORS as error:
         problem_of = find(PROBLEMS, "build_failure.build_problem", _not_built)
         raise ConfigError([problem_of(description.id, spec.id, kwargs, error)]) from error
     inner = env.unwrapped
@@ -197,7 +198,7 @@ def close_env(env: SupportsClose, name: str) -> None:
     simulators often raise there."""
     try:
         env.close()
-    except (Exception, SystemExit) as error:
+    except ENV_ERRORS as error:
         message = f"{name}: close() raised {raised(error)}"
         if message not in _told:
             _told.add(message)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rl_platform.envs.embodied.descriptions import ENV_ERRORS
 from rl_platform.user_code import raised_at
 
 if TYPE_CHECKING:
@@ -69,11 +70,11 @@ class Spares:
 
     def replacement(self, i: int, broken: AnyEnv) -> AnyEnv:
         """Returns a replacement for environment first + i."""
-        with contextlib.suppress(Exception):  # it may be broken
+        with contextlib.suppress(*ENV_ERRORS):  # it may be broken
             broken.close()
         return self._setup.make(self._first + i)
 
-    def count(self, i: int, doing: str, error: Exception) -> str:
+    def count(self, i: int, doing: str, error: BaseException) -> str:
         """Counts a failure of environment first + i in `reset` or `step` and warns of it.
 
         Returns why it ends the run; empty: the environment begins again, with the seed of `seed_of_new`.

@@ -69,7 +69,7 @@ def picture_of(given: object) -> np.ndarray:
     raise WrongResult(f"render() returned {what}; for rgb_array it is uint8 of shape [height, width, 3]")
 
 
-def interface_hint(error: Exception) -> str:
+def interface_hint(error: BaseException) -> str:
     """Returns a line on the interface of Gymnasium if `error` shows that an environment has another one, else ""."""
     text = str(error)
     if isinstance(error, ValueError | TypeError) and re.search("values to unpack|cannot unpack", text):

@@ -37,6 +37,8 @@ class Breaks:
         kind = Path("kind").read_text()
         if kind == "raise":
             raise RuntimeError("a cable broke")
+        if kind == "exit":
+            raise SystemExit("a cable broke")
         if kind == "hang":
             time.sleep(1000)
         if kind == "die":
@@ -96,6 +98,12 @@ def test_an_environment_that_fails_costs_its_episode_and_not_the_run(broken, kin
     assert sum(row["episode/invalid"] for row in rows[1:]) == lost
     assert [row["perf/env_steps"] for row in rows[1:]] == [NUM_ENVS * ROLLOUT] * STEPS
     assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+def test_an_environment_that_calls_sys_exit_in_the_process_of_the_run_does_not_end_it(broken) -> None:
+    ended = broken("exit", "env.num_workers=0")
+    assert ended.code == 0, ended.err
+    assert sum(row["env/failures"] for row in read_metrics("out")[1:]) == 1
 
 
 @pytest.mark.parametrize("kind", ["nan reward", "inf observation", "diverge"])

@@ -87,7 +87,7 @@ class ServedBlock(EnvBlock):
         if (stop := stop_of(self._envs[i])) is not None:
             try:
                 stop()
-            except Exception:  # not SystemExit: a SIGTERM ends the process, which then stops all environments
+            except Exception:  # not KeyboardInterrupt: a SIGTERM ends the process, which then stops all environments
                 logger.exception("stop() raised")
         super()._replace(i, doing, error)
 
@@ -207,7 +207,7 @@ def main() -> None:
     description = _description(request["environment"])
     watch = Watch(sock, lifeline, request["step_timeout_s"], request["silence_s"], description.id)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(1))
+        signal.signal(number, signal.default_int_handler)
     wake_main_thread()
     block = None
     try:
@@ -222,8 +222,8 @@ def main() -> None:
         logger.warning("the trainer is refused: it sent %s", error)
     except EnvFailure as error:
         _fail(sock, error.env_index, error.doing, error.details)
-    except (EOFError, OSError):
-        pass  # the trainer has closed the connection
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass  # the trainer has closed the connection, or a signal ends the process
     except Exception:
         _fail(sock, 0, "start", traceback.format_exc())
     finally:
