@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rl_platform.envs.reasoning.sources.tables import Row, plain
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.hub_access import prepare_loading
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -24,6 +25,7 @@ def dataset_rows(path: str, name: str | None, split: str | None) -> list[Row]:
 
     Raises ConfigError without the package, DataError if nothing can be loaded.
     """
+    prepare_loading(path)
     try:
         import datasets
     except ModuleNotFoundError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rl_platform.disk import cache_folder
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.hub_access import prepare_loading
 
 PACKAGED = "smollm2-135m-instruct"
 MODELSCOPE = "modelscope:"
@@ -31,6 +32,7 @@ def model_folder(path: str, key: str = "actor.model.path") -> str:
     if (problem := folder_problem(path, key)) is not None:
         raise ConfigError([problem])
     folder = Path(path).expanduser()
+    prepare_loading(path)
     return str(folder) if folder.is_dir() else path
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from rl_platform.disk import read_regular
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.hub_access import prepare_loading
 from rl_platform.models.causal_lm import quiet_transformers
 from rl_platform.models.pretrained.folder_files import MAX_JSON, reading, refuse_not_finite
 from rl_platform.models.pretrained.model_folder import model_folder
@@ -92,6 +93,7 @@ class LeRobotFolder:
         if name == SMOLVLM2:
             vlm = dict(SMOLVLM2_OPTIONS)
         else:
+            prepare_loading(name)
             with quiet_transformers(), reading(KEY, f"its vision-language model {name} cannot be loaded", name):
                 vlm = AutoConfig.from_pretrained(name, trust_remote_code=False).to_dict()
         if vlm.get("model_type") != "smolvlm":
