@@ -122,7 +122,7 @@ class ScoringPool(Generic[Item]):
             if worker.waiting_s <= limit or worker.has_written:
                 continue
             if worker.ready:
-                self._give_up(worker, TIMEOUT, f"not scored within {self._timeout_s:g} s")
+                self._give_up(worker, TIMEOUT, f"no answer within {self._timeout_s:g} s")
             else:
                 self._failed_start(worker, f"not ready after {START_LIMIT_S:g} s")
 

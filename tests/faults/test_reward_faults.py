@@ -147,7 +147,7 @@ def test_eight_hangs_on_four_workers_do_not_hold_up_the_good_ones(
 def test_a_hang_ends_at_the_timeout(folder: Path, make_pool) -> None:
     pool, start = make_pool(num_workers=1, timeout_s=0.5), time.monotonic()
     (score,) = pool.score(items(folder, "hang"))
-    assert (score.valid, score.reason, score.detail) == (False, TIMEOUT, "not scored within 0.5 s")
+    assert (score.valid, score.reason, score.detail) == (False, TIMEOUT, "no answer within 0.5 s")
     assert time.monotonic() - start >= 0.5
 
 

@@ -126,9 +126,9 @@ def test_a_response_none_of_whose_rows_counts_is_no_response() -> None:
 def test_the_first_error_of_a_cause_is_reported_with_its_place() -> None:
     traceback = 'Traceback:\n  File "a.py", line 3, in score_one\n    x\n  File "/my/own.py", line 7, in own\n    y\n'
     first = replace(trajectory(1, 0.0, valid=False), outcome="raised", verdict=f"{traceback}KeyError: 'mine'")
-    slow = replace(first, outcome="timeout", verdict="not scored within 5 s")
+    slow = replace(first, outcome="timeout", verdict="no answer within 5 s")
     notes = unscored_notes([trajectory(1, 1.0), first, slow, replace(first, verdict="other")])
-    ends = {"raised": "The first: KeyError: 'mine' (/my/own.py:7)", "timeout": "The first: not scored within 5 s"}
+    ends = {"raised": "The first: KeyError: 'mine' (/my/own.py:7)", "timeout": "The first: no answer within 5 s"}
     counts = {
         "raised": "2 of 4 responses have no score (raised)",
         "timeout": "1 of 4 responses have no score (timeout)",
