@@ -83,7 +83,7 @@ class ServedBlock(EnvBlock):
             which = active.nonzero()[0]
             self._reset(which, [self._spares.seed_of_new(i) for i in which.tolist()])
 
-    def _replace(self, i: int, doing: str, error: Exception) -> None:
+    def _replace(self, i: int, doing: str, error: BaseException) -> None:
         if (stop := stop_of(self._envs[i])) is not None:
             try:
                 stop()
