@@ -284,6 +284,11 @@ def _vlm_policy(config: Config) -> Iterator[Problem]:
         message = "a folder of LeRobot has no tokenizer: it belongs to the vision-language model"
         hint = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct, or a folder with it: vlm_model_name in config.json"
         yield Problem("actor.model.tokenizer", message, hint=hint)
+    pixels = when(lambda: config.env.pixels)
+    if pixels is not None and when(lambda: pixels.grayscale and pixels.frame_stack % 3 == 0):
+        message = f"{_TYPE} {model.type} reads channels in threes as one color image, and these are gray images"
+        hint = "env.pixels.grayscale: false, or another number of images"
+        yield Problem("env.pixels.frame_stack", message, hint=hint)
     shape = when(lambda: model.random_init)
     if shape is not None and when(lambda: shape.hidden_size // shape.num_heads % 2 == 1):
         message = (
