@@ -66,7 +66,8 @@ def camera_images(
     if keep_ratio:
         height, width = flat.shape[-2:]
         ratio = max(height / size[0], width / size[1])
-        flat = F.interpolate(flat, (int(height / ratio), int(width / ratio)), mode="bilinear")
+        kept = [max(int(side / ratio), 1) for side in (height, width)]
+        flat = F.interpolate(flat, kept, mode="bilinear")
         flat = F.pad(flat, (size[1] - flat.shape[-1], 0, size[0] - flat.shape[-2], 0), value=-1.0)
     else:
         flat = F.interpolate(flat, size, mode="bilinear", antialias=True)

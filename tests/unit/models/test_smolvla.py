@@ -18,7 +18,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.models.vlas import build as vlas
 from rl_platform.models.vlas.flow_policy import FlowPolicy
-from rl_platform.models.vlas.inputs import Instructions
+from rl_platform.models.vlas.inputs import Instructions, camera_images
 from rl_platform.models.vlas.lerobot_folder import LeRobotFolder
 
 
@@ -154,3 +154,10 @@ def test_it_writes_options_that_the_run_has_changed(tmp_path: Path) -> None:
     LeRobotFolder(str(folder)).write(loaded(folder, STATES).network.state_dict(), out, num_steps=3, n_action_steps=2)
     given = json.loads((folder / "config.json").read_text())
     assert json.loads((out / "config.json").read_text()) == given | {"num_steps": 3, "n_action_steps": 2}
+
+
+def test_a_narrow_image_has_a_column_left() -> None:
+    scaled = camera_images(torch.full((2, 600), 255, dtype=torch.uint8), (200, 1, 3), (64, 64), keep_ratio=True)
+    assert scaled.shape == (2, 1, 3, 64, 64)
+    assert (scaled[..., -1] == 1).all()
+    assert (scaled[..., :-1] == -1).all()
