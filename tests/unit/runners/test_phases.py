@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rl_platform.config.schema import Config
-from rl_platform.errors import Diverged
+from rl_platform.errors import Diverged, WorkerDied
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.offload_order import order_with
 from rl_platform.placement.scheduler import schedule
@@ -137,3 +137,30 @@ def test_a_failure_is_raised_at_once(failing: str) -> None:
 
 def test_nothing_to_do() -> None:
     assert phases(EACH, Reporter()).run([]) == {}
+
+
+class DyingGroup:
+    """A component whose process dies when it is asked to leave its device."""
+
+    def __init__(self) -> None:
+        self.settled = 0
+
+    def offload(self, weights: bool) -> DyingGroup:
+        return self
+
+    def wait(self) -> list[None]:
+        raise WorkerDied("its process")
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+def test_a_rollout_that_died_has_left_its_device_and_a_learner_that_died_ends_the_run() -> None:
+    config = build(SHARED)
+    layout = schedule(config.cluster, Inventory.emulated(1, 4)).layout
+    rollout: Any = DyingGroup()
+    TakingTurns(order_with(config, layout, frozenset({"rollout"})), {"rollout": rollout}).before("train actor")
+    assert rollout.settled == 1, "its other ranks must have left, too"
+    critic: Any = DyingGroup()
+    with pytest.raises(WorkerDied):
+        TakingTurns(order_with(config, layout, frozenset({"critic"})), {"critic": critic}).before("generate")
