@@ -364,6 +364,9 @@ def _unread_by_policy(config: Config) -> Iterator[Unread]:
         yield Unread(f"{model}.backbone_layers", reason, (_TYPE,))
         other = "flow" if kind == "vlm_tokens" else "action_bins"
         yield Unread(f"{model}.{other}", f"{_TYPE} {kind} has other actions", (_TYPE,))
+        if when(lambda: not config.actor.model.train_backbone):
+            frozen = f"{model}.train_backbone"
+            yield Unread(f"{model}.train_vision", f"{frozen} false freezes the vision tower too", (frozen, _TYPE))
         if kind in FLOW_POLICIES and when(lambda: config.actor.model.flow.method == "flow_noise"):
             method = f"{model}.flow.method"
             yield Unread(f"{model}.flow.noise_level", f"{method} flow_noise learns its deviation", (method, _TYPE))

@@ -41,10 +41,9 @@ def build(
     network = _read(model.path, config) if model.path and not counted else _random(config, seed)
     tokens = [tokenizer.encode(f"{text}\n") for text in instructions]  # the line ends as in training
     if (longest := max(map(len, tokens))) > (most := getattr(config, "tokenizer_max_length", longest)):
-        message = (
-            f"the longest instruction has {longest} tokens, and the model of {model.path} read at most {most} tokens"
-        )
-        raise ConfigError([Problem("actor.model.instruction", message, hint="a shorter text")])
+        message = f"the longest instruction has {longest} tokens, and the model reads at most {most}"
+        key = "actor.model.instruction" if len(tokens) == 1 else "env.tasks"
+        raise ConfigError([Problem(key, message, hint="a shorter text")])
     flow = model.type in FLOW_POLICIES
     reads = config.vlm_config if flow else config
     pictures = [getattr(reads, name, None) for name in ("image_token_id", "video_token_id")]

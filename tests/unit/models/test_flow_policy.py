@@ -13,6 +13,7 @@ from torch import Tensor
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.schema.models import Flow, Model, RandomLM
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import ByteTokenizer
 from rl_platform.models.vlas import build as vlas
 from rl_platform.models.vlas.flow_policy import FlowPolicy
@@ -236,3 +237,10 @@ def test_a_single_action_has_a_single_log_prob(network: str) -> None:
     assert log_probs.shape == (6,)
     assert policy.executed(rows).shape == (6, NUMBERS)
     torch.testing.assert_close(policy.evaluate(seen, rows, TASKS)[0].sum((1, 2)), log_probs)
+
+
+def test_an_instruction_that_is_too_long_for_smolvla() -> None:
+    for told, key in ((["go " * 60], "actor.model.instruction"), (["go", "go " * 60], "env.tasks")):
+        with pytest.raises(ConfigError, match=r"has 181 tokens, and the model reads at most 128") as raised:
+            vlas.build(model(network="smolvla"), STATES, LEVELS, 3, told)
+        assert raised.value.problems[0].key == key
