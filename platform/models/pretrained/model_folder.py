@@ -47,8 +47,10 @@ def folder_problem(path: str, key: str) -> Problem | None:
         message, allowed = "the folder contains no config.json", "a Hugging Face model folder"
         return Problem(key, message, value=path, allowed=allowed)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        hint = f"a folder, a hub id such as Qwen/Qwen2.5-0.5B, {MODELSCOPE}ORG/NAME, or {PACKAGED}"
-        return Problem(key, "no such model", value=path, allowed=hint)
+        allowed = f"a folder, a hub id such as Qwen/Qwen2.5-0.5B, {MODELSCOPE}ORG/NAME, or {PACKAGED}"
+        # a run stores the path as it was written, and may be read from another folder
+        hint = "" if folder.is_absolute() else f"a relative path begins in the working directory, {Path.cwd()}"
+        return Problem(key, "no such model", value=path, allowed=allowed, hint=hint)
     return None
 
 

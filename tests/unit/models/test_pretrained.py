@@ -133,6 +133,8 @@ class TestRefused:
             model_folder(path, "critic.model.path")
         assert caught.value.problems[0].value == path
         assert caught.value.problems[0].key == "critic.model.path"
+        relative = not path.startswith(("/", "~"))
+        assert (str(Path.cwd()) in caught.value.problems[0].hint) == relative
 
     def test_the_home_folder_may_be_written_as_a_tilde(self, monkeypatch, tmp_path, causal_lm) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
