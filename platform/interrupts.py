@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -176,15 +177,23 @@ def handle_signals() -> None:
 
 
 def wake_main_thread() -> None:
-    """From now on, each signal with a Python handler interrupts what the main thread waits for. Call it once, there.
+    """From now on, each signal with a Python handler interrupts what the main thread waits for. Must be called there.
 
     The kernel gives a signal to any thread of the process, but Python's handlers run in the main thread: it would see
     the signal only at the end of its system call, which may wait forever.
     """
+    signal.signal(signal.SIGURG, lambda *_: None)  # without a handler it would interrupt nothing
+    signal.set_wakeup_fd(_wake_up_pipe(os.getpid()), warn_on_full_buffer=False)
+
+
+@lru_cache(maxsize=1)
+def _wake_up_pipe(process: int) -> int:
+    """Returns the end of a pipe to which Python writes the numbers of signals, and starts the thread that reads them.
+
+    process: this one; a fork has no threads of its parent.
+    """
     received, written = os.pipe()
     os.set_blocking(written, False)
-    signal.signal(signal.SIGURG, lambda *_: None)  # without a handler it would interrupt nothing
-    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     main_thread = threading.get_ident()
 
     def wake() -> None:
@@ -193,6 +202,7 @@ def wake_main_thread() -> None:
                 signal.pthread_kill(main_thread, signal.SIGURG)
 
     _thread.start_new_thread(wake, ())
+    return written
 
 
 def take_back() -> None:

@@ -198,9 +198,12 @@ def test_nohup_and_background_jobs_keep_their_ignored_signals(folder: Path):
 
 
 TAKEN_BY_ANOTHER_THREAD = """
-import signal, threading
+import os, signal, threading
 from rl_platform.interrupts import Interrupted, handle_signals, shutting_down
 handle_signals()
+open_files = os.listdir("/proc/self/fd")
+handle_signals()
+assert os.listdir("/proc/self/fd") == open_files
 taken = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 with shutting_down():
     threading.Timer(0.5, taken).start()

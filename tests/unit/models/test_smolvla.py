@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no steps": (edited("config.json", num_steps=0), "num_steps: 0"),
     "short chunks": (edited("config.json", chunk_size=3), "at most 3 actions in a chunk"),
     "small states": (edited("config.json", max_state_dim=4), "at most 4 numbers in an observation"),
-    "long instruction": (edited("config.json", tokenizer_max_length=3), "3 tokens"),
+    "long instruction": (edited("config.json", tokenizer_max_length=3), "env.tasks: .* reads at most 3"),
     "another robot": (edited("config.json", output_features=feature("action", 7)), r"action of shape \[7\]"),
     "another state": (
         edited("config.json", input_features=feature("observation.state", 9)),
