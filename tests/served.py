@@ -25,11 +25,12 @@ class Robot(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
     def __init__(
-        self, record, hangs_at=None, raises_at=None, step_s=0.0, stop_hangs=False, interrupted=False, built=None
+        self, record, hangs_at=None, raises_at=None, step_s=0.0, stop_hangs=False, stop_exits=False, interrupted=False,
+        built=None,
     ):
         self.record, self.hangs_at, self.raises_at = record, hangs_at, raises_at
         self.step_s, self.stop_hangs, self.interrupted = step_s, stop_hangs, interrupted
-        self.steps, self.closed = 0, False
+        self.steps, self.closed, self.stop_exits = 0, False, stop_exits
         if built is not None:  # so many robots are built, the next one takes a minute
             self.note("built")
             if open(record).read().count("built") > built:
@@ -63,6 +64,8 @@ class Robot(gymnasium.Env):
             open(self.record + ".interrupted", "w").close()
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)
+        if self.stop_exits:
+            raise SystemExit("the brake is stuck")
         if self.stop_hangs == "the first one":
             try:
                 os.close(os.open(self.record + ".hangs", os.O_CREAT | os.O_EXCL))

@@ -205,6 +205,16 @@ def test_a_robot_that_replaced_another_is_stopped(robots) -> None:
         assert robot.record.words()[-3:] == ["step", "stop", "close"]
 
 
+def test_a_robot_whose_stop_calls_sys_exit_is_replaced_in_its_process(robots) -> None:
+    robot = robots(raises_at=3, stop_exits=1)
+    with closing(VectorEnv(robot.server.description("robot.py:Robot", max_episode_steps=100), 1, restarts=1)) as envs:
+        envs.reset([0])
+        results = [envs.step(np.zeros((1, 1), np.float32)) for _ in range(3)]
+        assert [result.failures for result in results] == [0, 0, 1]
+        first, second = (process for _, process, word in robot.record.lines() if word == "reset")
+        assert first == second
+
+
 def test_a_stop_that_hangs_ends_the_process(robots) -> None:
     robot = robots(stop_hangs=1)
     trainer = robot.train()

@@ -26,6 +26,7 @@ import numpy as np
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.descriptions import (
+    ENV_ERRORS,
     EnvDescription,
     EnvSetup,
     PixelFormat,
@@ -87,7 +88,7 @@ class ServedBlock(EnvBlock):
         if (stop := stop_of(self._envs[i])) is not None:
             try:
                 stop()
-            except Exception:  # not KeyboardInterrupt: a SIGTERM ends the process, which then stops all environments
+            except ENV_ERRORS:  # a signal ends the process, which then stops all environments
                 logger.exception("stop() raised")
         super()._replace(i, doing, error)
 

@@ -10,7 +10,7 @@ from copy import deepcopy
 import numpy as np
 
 from rl_platform.envs.embodied.block import CannotSave
-from rl_platform.envs.embodied.descriptions import EnvDescription, close_env
+from rl_platform.envs.embodied.descriptions import ENV_ERRORS, EnvDescription, close_env
 from rl_platform.envs.embodied.saved_states.env_state import NATIVE, refuse_code
 from rl_platform.envs.embodied.spaces import EnvSpaces, read_spaces
 from rl_platform.envs.embodied.user_backend import BACKEND, EnvBackend, StepArrays
@@ -33,7 +33,7 @@ class UserEnvs:
             self._backend: EnvBackend = kind(num_envs, **deepcopy(description.kwargs))  # it may change its lists
         except ConfigError:
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             message = f"cannot be built with env.kwargs {description.kwargs}: {raised(error)}"
             raise BACKEND.misfit(self._name, message) from error
         self.diverged = np.zeros(num_envs, bool)
@@ -112,7 +112,7 @@ def backend_spaces(description: EnvDescription) -> EnvSpaces:
         observation, action = BACKEND.load(name).spaces(**deepcopy(description.kwargs))
     except ConfigError:
         raise
-    except Exception as error:
+    except ENV_ERRORS as error:
         message = f"spaces() with env.kwargs {description.kwargs} raised {raised(error)}"
         raise BACKEND.misfit(name, message) from error
     env: gymnasium.Env[object, object] = gymnasium.Env()
@@ -160,7 +160,7 @@ def try_backend(description: EnvDescription) -> EnvSpaces:
                 raise BACKEND.misfit(name, message, allowed="equal ones, or None from save()")
     except ConfigError:
         raise
-    except Exception as error:
+    except ENV_ERRORS as error:
         raise BACKEND.misfit(name, f"{doing} raised {raised(error)}") from error
     finally:
         envs.close()

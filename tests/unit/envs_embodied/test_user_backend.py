@@ -143,6 +143,7 @@ def test_a_reset_of_some_environments_is_tried_whatever_their_seeds_determine(tm
             "reset(): observations have type float64 and",
         ),
         ("return self.observed(which)", "1 / 0", "own.py:17: division by zero"),
+        ("return self.observed(which)", "raise SystemExit('a cable broke')", "own.py:17: a cable broke"),
         ("0 if seed is None else seed", "np.random.rand()", "reset() begins two episodes of one seed differently"),
         ("self.count * 2", "(self.count * 2)[:1]", "step(): rewards have type float64 and shape (1,)"),
         ("self.count > 30", "self.count * 1", "step(): the flags terminated have type float64"),
