@@ -164,8 +164,8 @@ for env in envs:
     env.reset()
 print(flush=True)
 for line in sys.stdin:
-    for action in draw.uniform(low, high, (int(line), *np.shape(low))):
-        for env in envs:
+    for actions in draw.uniform(low, high, (int(line), len(envs), *np.shape(low))):
+        for env, action in zip(envs, actions):
             if ended(env.step(action)):
                 env.reset()
     print(flush=True)

@@ -165,14 +165,23 @@ class EnvBlock:
             actions = list(self._actions.reshape(-1, *self._spaces.action_shape).copy())
         else:
             actions = list(self._spaces.environment_choices(self._actions))
-        terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
-        finals, busy, first, success = self._shaped_finals, self._busy, self._first, self._success
+        busy, first = self._busy, self._first
+        results: list[tuple[int, Any]] = []
         for i, env in enumerate(self._envs):
-            if idle is not None and idle[i]:
-                continue
-            busy[0] = first + i
+            if idle is None or not idle[i]:
+                busy[0] = first + i
+                try:
+                    results.append((i, env.step(actions[i])))
+                except ENV_ERRORS as error:
+                    results.append((i, error))
+        # not between the steps, which displace this code and its data from the processor's caches
+        terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
+        finals, success = self._shaped_finals, self._success
+        for i, result in results:
             try:
-                observation, reward, ended, cut, info = env.step(actions[i])
+                if isinstance(result, BaseException):
+                    raise result
+                observation, reward, ended, cut, info = result
                 self._check_observation(i, observation, "step")
                 finals[i] = observation
                 rewards[i] = reward if type(reward) is float else reward_of(reward)

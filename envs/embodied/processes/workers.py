@@ -6,6 +6,7 @@ The next step is invalid too, because its actions were chosen before the new fir
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import mmap
 import os
@@ -23,6 +24,7 @@ from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.processes.worker import START_TIMEOUT_S, EnvWorker, cpu_shares
 from rl_platform.errors import Deadline, WorkerDied
 
+_current_cpu = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)  # macOS does not tell it
 logger = logging.getLogger(__name__)
 
 
@@ -69,8 +71,12 @@ class EnvWorkers:
             member.wait("start", max(deadline - time.monotonic(), 0.0), self.buffers)
 
     def send_step(self, indices: Iterable[int]) -> None:
-        """Starts a step of these workers with the actions in the buffers."""
-        for index in indices:
+        """Starts a step of these workers with the actions in the buffers.
+
+        The worker on this thread's own CPU is the last: it takes the CPU at once, and the others would wait for it.
+        """
+        here = _current_cpu()
+        for index in sorted(indices, key=lambda index: here in self._cpus[index]):
             if index not in self._replaced:
                 try:
                     self._members[index].send_step()

@@ -17,6 +17,7 @@ from rl_platform.envs.embodied.build_problems.find_failure import similar_ids
 from rl_platform.envs.embodied.descriptions import EnvDescription, find_spec
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.mujoco.deprecations import deprecations_once
+from rl_platform.envs.embodied.processes import workers as worker_processes
 from rl_platform.envs.embodied.processes.worker import cpu_shares
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
@@ -357,3 +358,19 @@ def test_environments_share_no_arguments(make) -> None:
     envs = make("toy_envs:Route-v0", 3, 0, kwargs)
     assert envs.reset(range(3))[:, 0].tolist() == [2, 2, 2]
     assert kwargs == {"places": [1, 2, 3]}
+
+
+def test_the_worker_on_the_own_cpu_is_woken_last(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = make(TOY, 3, 3)
+    workers, woken = envs._workers, []
+    monkeypatch.setattr(workers, "_cpus", [{0, 1}, {2, 3}, {4, 5}])
+    for member in workers._members:
+        monkeypatch.setattr(member, "send_step", lambda member=member: woken.append(member._index))
+    for here, order in ((2, [0, 2, 1]), (1, [1, 2, 0]), (-1, [0, 1, 2])):
+        monkeypatch.setattr(worker_processes, "_current_cpu", lambda here=here: here)
+        workers.send_step(range(3))
+        assert woken == order
+        woken.clear()
+    monkeypatch.undo()
+    envs.reset(range(3))
+    assert not envs.step(_actions(envs)).invalid.any()
