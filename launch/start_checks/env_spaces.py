@@ -5,6 +5,7 @@ Imports no torch, so that a plan can check its environment.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from rl_platform.config.schema import Config
@@ -38,9 +39,17 @@ def fitting_spaces(config: Config) -> EnvSpaces:
             message = f"task {config.env.tasks[number].name} has other spaces than {config.env.tasks[0].name}"
             value, allowed = _differences(other, spaces), _differences(spaces, other)
             raise ConfigError([Problem(f"env.tasks[{number}].kwargs", message, value=value, allowed=allowed)])
-    if problems := policy_problems(config.actor.model, spaces):
+    if problems := [*policy_problems(config.actor.model, spaces), *_scaled_twice(config, spaces)]:
         raise ConfigError(problems)
     return spaces
+
+
+def _scaled_twice(config: Config, spaces: EnvSpaces) -> Iterator[Problem]:
+    """Yields the problem of a SmolVLA of LeRobot, which scales states as in its training, on scaled observations."""
+    model, key = config.actor.model, "env.normalize_observations"
+    if model.type == "smolvla" and model.path is not None and config.env.normalize_observations and not spaces.images:
+        message = "the folder of actor.model.path scales the states, and would get them scaled by other statistics"
+        yield Problem(key, message, value="true", allowed="false", hint=f"{key}: false")
 
 
 def _differences(spaces: EnvSpaces, others: EnvSpaces) -> str:

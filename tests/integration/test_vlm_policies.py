@@ -288,8 +288,10 @@ def test_a_trained_smolvla_becomes_a_folder_of_lerobot_again(command, tool, fold
     (folder / "saved" / "config.json").write_text(json.dumps(options | {"max_action_dim": 8}))
     given = {file_name_of(name): tensor for name, tensor in network.state_dict().items()}
     save_file(given, folder / "saved" / "model.safetensors")
-    settings = (CHEETAH[0], CHEETAH[1], FOLDER[-1].replace("pi0", "smolvla"), "env.normalize_observations=false")
-    ended = command("embodied.yaml", *settings, "runner.max_steps=1", "actor.optim.lr=0.01")
+    settings = (CHEETAH[0], CHEETAH[1], FOLDER[-1].replace("pi0", "smolvla"), "runner.max_steps=1")
+    ended = command("embodied.yaml", *settings, "env.normalize_observations=true")
+    assert (ended.code, "would get them scaled by other statistics" in ended.err) == (2, True), ended.err
+    ended = command("embodied.yaml", *settings, "env.normalize_observations=false", "actor.optim.lr=0.01")
     assert ended.code == 0, ended.err
     ended = tool("export", "out", "--format", "lerobot", "-o", "back")
     assert ended.code == 0, ended.err
