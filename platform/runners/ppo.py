@@ -88,7 +88,7 @@ def train(
             metrics |= loop.sync_weights()
             loop.over = not loop.rollouts.more(loop.step)
             metrics |= loop.validate(rollout.samples)
-            loop.log(metrics, callbacks)
+            loop.log(metrics, rollout.samples, callbacks)
             left = not (loop.over or stop.due()) and leaves(loop.step)
             stopped = stop.due()  # also by a signal during `leaves`, which may take seconds
             if loop.over or stopped or left or _due(loop.step, config.runner.save_interval):
@@ -167,16 +167,23 @@ class _Loop:
                 self.runner.log_tokens(self.step, self.ppo.logged)
         return self._validation() if validates else {}
 
-    def log(self, metrics: Metrics, callbacks: Sequence[Callback]) -> None:
-        """Reports the step and calls the callbacks. Saves the step before it raises the error of one."""
-        self.reporter.step(self.step, metrics | self.timings.since_last())
+    def log(self, metrics: Metrics, samples: Sequence[Sample], callbacks: Sequence[Callback]) -> None:
+        """Calls the callbacks and reports the step, which a callback makes the last one: it is validated then. Saves
+        the step before it raises the error of a callback."""
+        validated = self.over or _due(self.step, self.config.runner.val_check_interval)
         try:
-            if stopping := stopped_by(callbacks, self.step, metrics):
-                self.reason, self.over = f"callback {', '.join(stopping)}", True
-                self.reporter.note(f"stopped after step {self.step} by {self.reason}")
+            stopping = stopped_by(callbacks, self.step, dict(metrics))
         except BaseException:
+            self.reporter.step(self.step, metrics | self.timings.since_last())
             self.checkpoint()
             raise
+        if stopping:
+            self.reason, self.over = f"callback {', '.join(stopping)}", True
+            if not validated:
+                metrics = metrics | self.validate(samples)
+        self.reporter.step(self.step, metrics | self.timings.since_last())
+        if stopping:
+            self.reporter.note(f"stopped after step {self.step} by {self.reason}")
         if self.stragglers is not None:
             self.stragglers.look()
 

@@ -14,7 +14,8 @@ class Callback(Protocol):
     """Called by the process of the runner, in the order of the steps. A checkpoint does not contain its state."""
 
     def __call__(self, step: int, metrics: Mapping[str, float], /) -> bool | None:
-        """Called after PPO step `step` (from 1), before its checkpoint. True: the run saves a checkpoint and ends.
+        """Called after PPO step `step` (from 1), before its report and checkpoint. True: the run validates the step,
+        saves a checkpoint and ends.
 
         metrics: of this step by name, without its times; `val/...` only if the step was validated. An exception ends
         the run after it has saved the step.

@@ -71,6 +71,7 @@ def test_a_callback_stops_a_run_and_its_error_ends_it_with_a_checkpoint() -> Non
     run = rl.train(CARTPOLE, {"runner.output_dir": "stopped"}, [stop], show=False)
     assert run.exit_reason == "callback StopAt"
     assert len(run.metrics["step"]) < 4
+    assert np.isfinite(run.metrics["val/return"][-1]), "the last step is validated, whatever ends the run"
     with pytest.raises(rl.errors.WorkerError, match=r"(?s)my own mistake.*in broken") as failed:
         rl.train(CARTPOLE, {"runner.output_dir": "broken"}, [broken], show=False)
     assert isinstance(failed.value.__cause__, RuntimeError)
