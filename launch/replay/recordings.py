@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from rl_platform.checkpoint.fingerprints import fingerprint_difference
 from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat, folder_name
 from rl_platform.checkpoint.write import CheckpointStore
 from rl_platform.config import load_config
@@ -71,9 +72,9 @@ class StepRecording:
             message = f"was made by version {record['version']} of the platform, this is {VERSION}"
             raise _problem("RECORDING", message, folder, f"pip install rl-platform=={record['version']}")
         config = load_config(folder / CONFIG, ["runner.resume=auto"], stored=True).config
-        if (ours := fingerprint(config)) != recorded.fingerprint:
-            changed = [line for line in ours.splitlines() if line not in recorded.fingerprint.splitlines()]
-            message = f"config.yaml is of another model than the recording: {'; '.join(changed) or 'keys are missing'}"
+        if difference := fingerprint_difference(recorded.fingerprint, fingerprint(config)):
+            theirs, ours = difference
+            message = f"config.yaml is of another model than the recording: this has {theirs}, the config {ours}"
             raise _problem("RECORDING", message, folder, "copy the config.yaml of the recording back")
         return cls(folder, config, recorded.step, record, before, models)
 

@@ -113,6 +113,7 @@ class SavedRun:
     def open(self, config: Config) -> Checkpoint:
         """Verifies the checkpoint. Raises ConfigError if it is of another version or of another model than `config`,
         CheckpointError if it is damaged."""
+        from rl_platform.checkpoint.fingerprints import fingerprint_difference
         from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat
         from rl_platform.runners.run_fingerprint import fingerprint
 
@@ -125,15 +126,14 @@ class SavedRun:
             error.add_note(f"name another checkpoint of the run: {others[-1]}" if others else _anew(self.folder))
             raise
         # in an embodied run the environment may differ, as long as the policy fits it
-        theirs, ours = (
-            [line for line in text.splitlines() if not line.startswith("env.")]
+        of_policy = (
+            "\n".join(line for line in text.splitlines() if not line.startswith("env."))
             for text in (checkpoint.fingerprint, fingerprint(config))
         )
-        if theirs != ours:
+        if difference := fingerprint_difference(*of_policy):
+            theirs, ours = difference
             raise self._problem(
-                f"the checkpoint is of another model than config.yaml beside it: it has "
-                f"{'; '.join(line for line in theirs if line not in ours) or 'nothing more'}, the config "
-                f"{'; '.join(line for line in ours if line not in theirs) or 'nothing more'}"
+                f"the checkpoint is of another model than config.yaml beside it: it has {theirs}, the config {ours}"
             )
         return checkpoint
 

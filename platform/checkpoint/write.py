@@ -24,6 +24,7 @@ from typing import IO, BinaryIO, cast
 
 import torch
 
+from rl_platform.checkpoint.fingerprints import fingerprint_difference
 from rl_platform.checkpoint.verify import (
     FORMAT,
     STEP_FOLDER,
@@ -227,12 +228,10 @@ class CheckpointStore:
 
     def _of_this_model(self, checkpoint: Checkpoint) -> Checkpoint:
         """Returns the checkpoint. Raises CheckpointError with the facts that differ if it belongs to another model."""
-        if checkpoint.fingerprint != self.fingerprint:
-            theirs, ours = checkpoint.fingerprint.splitlines(), self.fingerprint.splitlines()
+        if difference := fingerprint_difference(checkpoint.fingerprint, self.fingerprint):
+            theirs, ours = difference
             raise CheckpointError(
-                f"checkpoint {checkpoint.path} belongs to another model: "
-                f"it has {'; '.join(line for line in theirs if line not in ours) or 'nothing more'}, "
-                f"this run {'; '.join(line for line in ours if line not in theirs) or 'nothing more'}. "
+                f"checkpoint {checkpoint.path} belongs to another model: it has {theirs}, this run {ours}. "
                 "Use the config it was written with, or another runner.output_dir"
             )
         return checkpoint

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
+from rl_platform.checkpoint.fingerprints import FILES_OF, files_hash
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import FLOW_POLICIES, INSTRUCTED, Model, Trainable
 from rl_platform.redact import without_secrets
@@ -31,7 +34,19 @@ def fingerprint(config: Config) -> str:
         if config.critic.use_critic_model:
             facts |= _facts("critic.model", config.model_of("critic"), language_model)
         facts |= _adapters(config)
+    facts |= _files(facts)
     return "\n".join(f"{key}: {json.dumps(value, sort_keys=True)}" for key, value in without_secrets(facts).items())
+
+
+def _files(facts: Mapping[str, object]) -> dict[str, object]:
+    """Returns the hashes of the model folders among the facts. Ids of a hub and the packaged model have none."""
+    hashes: dict[str, object] = {}
+    for key, value in facts.items():
+        if key.endswith((".model.path", ".model.tokenizer")) and isinstance(value, str):
+            folder = Path(value).expanduser()
+            if folder.is_dir():
+                hashes[FILES_OF + key] = files_hash(folder)
+    return hashes
 
 
 def _policy_facts(config: Config) -> dict[str, object]:

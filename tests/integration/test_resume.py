@@ -208,3 +208,25 @@ def test_data_that_is_used_up_ends_the_run_for_good(command):
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
     assert command(*arguments).code == 0
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
+
+
+def test_a_model_that_was_moved_is_the_same_and_a_changed_one_is_not(command, experts: None):
+    def run(folder: str, steps: int):
+        model = f"actor.model={{path: {folder}, tokenizer: bytes}}"
+        return command("reasoning.yaml", model, f"runner.max_steps={steps}", "runner.save_interval=1")
+
+    assert run("experts", 1).code == 0
+    Path("experts").rename("moved")
+    ended = run("moved", 2)
+    assert (ended.code, "resumed from step 1" in ended.out) == (0, True), ended.err
+    weights = Path("moved/model.safetensors")
+    stored = bytearray(weights.read_bytes())
+    stored[-1] ^= 1
+    weights.write_bytes(stored)
+    for ended in (run("moved", 3), command("--eval", "out")):
+        assert "it has files of actor.model.path: " in ended.err
+        assert ended.code in (2, 65)
+    Path("moved").rename("experts")
+    stored[-1] ^= 1
+    Path("experts/model.safetensors").write_bytes(stored)
+    assert run("experts", 3).code == 0

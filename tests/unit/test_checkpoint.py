@@ -17,6 +17,7 @@ import pytest
 import torch
 from stand_ins import SilentReporter
 
+from rl_platform.checkpoint.fingerprints import fingerprint_difference
 from rl_platform.checkpoint.verify import Checkpoint, Written, seal
 from rl_platform.checkpoint.write import CheckpointStore, Shards
 from rl_platform.config.schema import Config
@@ -292,3 +293,16 @@ def test_how_to_continue_a_run_without_a_checkpoint_of_its_own(tmp_path: Path) -
     assert outlook("auto") == f"{none}the same command starts over"
     assert outlook(other) == f"{none}the same command goes on from {other}"
     assert outlook("never") == f"{none}runner.resume=auto starts over"
+
+
+def test_fingerprints_differ_by_paths_only_where_the_files_are_unknown() -> None:
+    here, there, files = 'path: "a"', 'path: "b"', 'files of path: "1f"'
+    differ = fingerprint_difference
+    assert differ(here, here) is None
+    assert differ(here, there) == (here, there)
+    assert differ(f"{here}\n{files}", f"{there}\n{files}") is None
+    assert differ(f"{here}\n{files}", here) is None
+    assert differ(f"{here}\n{files}", there) == (here, there)
+    changed = 'files of path: "2e"'
+    assert differ(f"{here}\n{files}", f"{here}\n{changed}") == (files, changed)
+    assert differ(here, f"{here}\nsize: 3") == ("nothing more", "size: 3")
