@@ -64,10 +64,6 @@ class SavedRun:
     asked: str
     newest: bool = False
 
-    @property
-    def step(self) -> int:
-        return int(self.checkpoint.name.removeprefix("step-"))
-
     def read_by(self, read: Callable[[SavedRun], Result]) -> Result:
         """Returns `read(self)`.
 
@@ -169,7 +165,7 @@ def _anew(run: Path) -> str:
 
 def _runs_in(folder: Path) -> list[Path]:
     """Returns the runs in a folder that have a checkpoint."""
-    return sorted({found.parent.parent.parent for found in folder.glob(f"*/checkpoints/step-*/{MANIFEST}")})
+    return sorted(found.parent for found in folder.glob("*/checkpoints") if complete_checkpoints(found))
 
 
 def _some_run() -> str:
@@ -196,10 +192,10 @@ class _Search:
         return self._latest() if self.name == LATEST else self._named(Path(self.name).expanduser().absolute())
 
     def _latest(self) -> Path:
-        manifests = list(RUNS.glob(f"*/checkpoints/step-*/{MANIFEST}"))
-        if not manifests:
+        found = [path for folder in RUNS.glob("*/checkpoints") for path in complete_checkpoints(folder).values()]
+        if not found:
             raise self.problem(f"no run in {RUNS.absolute()} has a checkpoint", hint=_some_run())
-        newest = max(manifests, key=_changed).parent.absolute()
+        newest = max(found, key=lambda path: _changed(path / MANIFEST)).absolute()
         return newest if self.step is None else self._of_step(newest.parent)
 
     def _named(self, path: Path) -> Path:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import FLOW_POLICIES, Model
 from rl_platform.disk import no_space, replacing
 from rl_platform.errors import CheckpointError, ConfigError, Problem, check_all
@@ -70,7 +71,9 @@ def _exported(
     check_all(partial(_check_format, chosen, task), partial(_check_folder, output))
     if chosen == "hf":
         assert run is not None
-        step, write = run.step, partial(_write_language_model, run)
+        config = run.load([]).config
+        checkpoint = run.open(config)
+        step, write = checkpoint.step, partial(_write_language_model, config, checkpoint.file("actor"))
     else:
         saved = find_policy(name, COMMAND, step)
         lerobot = partial(_write_lerobot, run)
@@ -121,10 +124,9 @@ def _problem(key: str, message: str, value: str, allowed: str = "") -> ConfigErr
     return ConfigError([Problem(key, message, value=value, allowed=allowed)])
 
 
-def _write_language_model(run: SavedRun, folder: Path) -> Usage:
-    """Writes a Hugging Face folder with the tokenizer."""
-    config = run.load([]).config
-    shards, section, lora = run.open(config).file("actor"), config.actor.model, config.actor.lora
+def _write_language_model(config: Config, shards: Path, folder: Path) -> Usage:
+    """Writes a Hugging Face folder with the tokenizer. shards: the actor's, in a checkpoint."""
+    section, lora = config.actor.model, config.actor.lora
     tokenizer = load_tokenizer(section)
     if lora is None:
         about = load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0])

@@ -24,10 +24,9 @@ import torch
 
 from rl_platform.errors import CheckpointError, shortened
 from rl_platform.records import StateDict
-from rl_platform.run_files import MANIFEST
+from rl_platform.run_files import MANIFEST, STEP_FOLDER
 
 FORMAT = 2
-STEP_FOLDER = re.compile(r"step-(\d{8,})")
 _FILE_NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]{1,200}(/(?!\.{1,2}$)[\w.-]{1,200})?", re.ASCII)
 _ENTRY = {"bytes": int, "sha256": str}
 

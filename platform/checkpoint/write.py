@@ -27,7 +27,6 @@ import torch
 from rl_platform.checkpoint.fingerprints import fingerprint_difference
 from rl_platform.checkpoint.verify import (
     FORMAT,
-    STEP_FOLDER,
     Checkpoint,
     UnknownFormat,
     Written,
@@ -36,7 +35,7 @@ from rl_platform.checkpoint.verify import (
 )
 from rl_platform.disk import make_folder, size_text, sync, sync_folder
 from rl_platform.errors import CheckpointError
-from rl_platform.run_files import MANIFEST
+from rl_platform.run_files import MANIFEST, STEP_FOLDER
 
 Buffer = bytes | bytearray | memoryview
 

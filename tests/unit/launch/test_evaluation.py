@@ -191,6 +191,17 @@ def test_a_checkpoint_that_is_gone_and_what_to_type_instead(command, trained: Pa
     assert f"A run that was stopped begins again: platform-launch {trained}/config.yaml" in ended.err
 
 
+def test_a_copy_beside_a_checkpoint_is_none(command, trained: Path) -> None:
+    newest = trained / "checkpoints" / "step-00000004"
+    for name in ("step-00000004.bak", "step-00000004 copy", "step-4_old", "step-9"):
+        shutil.copytree(newest, newest.with_name(name))
+    for given in ("latest", trained):
+        ended = command("--eval", given, "env.evaluation.video=false")
+        assert (ended.code, f"checkpoint of step 4: {newest}\n" in ended.out) == (0, True), ended.err
+    ended = command("--eval", newest.with_name("step-9"))
+    assert (ended.code, "the right name is step-00000004" in ended.err) == (65, True)
+
+
 def test_a_run_that_deletes_its_old_checkpoint_meanwhile(command, trained: Path, monkeypatch: pytest.MonkeyPatch):
     """The newest checkpoint is deleted between its choice and its use; a run that is going on has a newer one then."""
     checkpoints, opened = trained / "checkpoints", SavedRun.open

@@ -222,6 +222,19 @@ def test_a_checkpoint_becomes_the_folder_that_its_run_leaves(command, tool, scor
     assert {path.name for path in (folder / "last").iterdir()} == files
 
 
+def test_a_checkpoint_that_was_linked_or_renamed(command, tool, scored, folder: Path) -> None:
+    assert command("reasoning.yaml", scored, "runner.max_steps=1").code == 0
+    checkpoints = folder / "out" / "checkpoints"
+    (checkpoints / "best").symlink_to("step-00000001")
+    ended = tool("export", "out/checkpoints/best")
+    assert (ended.code, f"{folder}/out/export/hf-step-1" in ended.out) == (0, True), ended.err
+    (checkpoints / "best").unlink()
+    (checkpoints / "step-00000001").rename(checkpoints / "best")
+    ended = tool("export", "out/checkpoints/best", "-o", "new")
+    assert (ended.code, "the right name is step-00000001" in ended.err) == (65, True), ended.err
+    assert not (folder / "new").exists()
+
+
 @pytest.mark.parametrize("task", ["embodied", "reasoning"])
 def test_a_run_that_deletes_its_checkpoint_meanwhile(
     command, tool, folder: Path, monkeypatch: pytest.MonkeyPatch, task: str
