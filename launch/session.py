@@ -105,11 +105,11 @@ def _run_once(
         checkpoint_bytes = checked_models(config, placement, inventory, world)
         reporter, timeline = stack.enter_context(_reporting(config, output, inventory, view))
         state = RunState(config, folder, reporter, restarts.saved)
-        if state.finished:
+        if key := state.ended_by:
             assert state.resume_from is not None
             reporter.note(
                 f"{folder} holds a finished run of {state.resume_from.step} steps.\n"
-                "To continue, raise runner.max_steps; to start anew, name another runner.output_dir."
+                f"To continue, raise {key}; to start anew, name another runner.output_dir."
             )
             return "already finished"
         state.store.require_space(checkpoint_bytes)
@@ -130,7 +130,7 @@ def _run_once(
             if state.saved:
                 restarts.renew()
             raise
-        state.finish()
+        state.finish(reason)
         return reason
 
 

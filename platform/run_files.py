@@ -8,7 +8,7 @@ from pathlib import Path
 CONFIG = "config.yaml"  # with all defaults; marks the folder of a run
 METRICS = "metrics.jsonl"  # a line per step
 MANIFEST = "manifest.json"  # of a checkpoint; complete checkpoints have it
-FINISHED = "finished"  # empty: the last step and the exports are done
+FINISHED = "finished"  # the last step and the exports are done; not empty: the data was used up
 STEP_FOLDER = re.compile(r"step-(\d{8,})")  # the name of a checkpoint
 
 

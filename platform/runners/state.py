@@ -50,7 +50,8 @@ class RunState:
     def __init__(self, config: Config, output_dir: Path, reporter: Reporter, restarted: bool = False) -> None:
         self.store = CheckpointStore(output_dir / "checkpoints", config.runner.keep_checkpoints, fingerprint(config))
         self.reporter = reporter
-        self._max_steps, self._resume = config.runner.max_steps, config.runner.resume
+        self._max_steps, self._max_epochs = config.runner.max_steps, config.runner.max_epochs
+        self._resume = config.runner.resume
         self._trusts, self._wrote = config.runner.trust_checkpoint, False
         self._mark = output_dir / FINISHED
         self.resume_from: Checkpoint | None = None
@@ -63,10 +64,19 @@ class RunState:
             self.resume_from = self.store.open(config.runner.resume)
 
     @property
-    def finished(self) -> bool:
-        """Whether an earlier run finished, with its exports."""
-        done = self.resume_from is not None and self.resume_from.step >= self._max_steps
-        return done and self._mark.exists()
+    def ended_by(self) -> str:
+        """The key that ended an earlier run, with its exports, and would end this one at its checkpoint; else empty."""
+        if self.resume_from is None or not self._mark.exists():
+            return ""
+        if self.resume_from.step >= self._max_steps:
+            return "runner.max_steps"
+        at_end = self._max_epochs is not None and self._mark.read_text(errors="replace") == self._used_up()
+        return "runner.max_epochs" if at_end else ""
+
+    def _used_up(self) -> str:
+        """Returns the content of the mark of a run whose data was used up at its newest checkpoint."""
+        assert self.resume_from is not None
+        return f"step {self.resume_from.step}, max_epochs {self._max_epochs}"
 
     def begin(self) -> None:
         """Marks the run as unfinished, and sets checkpoints of later steps aside.
@@ -82,9 +92,9 @@ class RunState:
                 "as .left-step-*; the next checkpoint deletes them"
             )
 
-    def finish(self) -> None:
-        """Marks the run as finished."""
-        self._mark.touch()
+    def finish(self, reason: str) -> None:
+        """Marks the run as finished. reason: as `train` returns it."""
+        self._mark.write_text(self._used_up() if reason == "max_epochs" else "")
 
     def restore(self, runner: TaskRunner, ppo: PPO, rollouts: Rollouts) -> int:
         """Loads the state of the checkpoint into all parts; returns its step, 0 without one.

@@ -206,8 +206,13 @@ def test_data_that_is_used_up_ends_the_run_for_good(command):
     assert ended.code == 0
     assert "step 3/3" in ended.out
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
-    assert command(*arguments).code == 0
+    again = command(*arguments)
+    assert (again.code, "To continue, raise runner.max_epochs" in again.out) == (0, True), again.out
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
+    longer = command(*arguments, "runner.max_epochs=2")
+    assert (longer.code, "step 6/6" in longer.out) == (0, True), longer.out
+    earlier = command(*arguments, "runner.max_epochs=2", "runner.resume=out/checkpoints/step-00000003")
+    assert "step 6/6" in earlier.out, "the checkpoint is not that of the last step"
 
 
 def test_a_model_that_was_moved_is_the_same_and_a_changed_one_is_not(command, experts: None):
