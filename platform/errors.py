@@ -49,6 +49,14 @@ class Problem:
         return "\n".join(lines)
 
 
+def message_of(error: BaseException) -> str:
+    """Returns the text of an error, also of one of the user whose `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(without text: its __str__ raised {type(failure).__name__})"
+
+
 def shortened(text: str) -> str:
     """Returns a value for a message, cut after 80 characters."""
     return text if len(text) <= 80 else f"{text[:77]}..."

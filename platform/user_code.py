@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
+from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError, message_of
 from rl_platform.suggest import did_you_mean
 
 NAMED = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")  # module:Name or path/to/file.py:Name
@@ -143,7 +143,7 @@ def is_named(name: str) -> bool:
 def raised(error: BaseException) -> str:
     """Returns type, place and message of an error of the user's code: `ValueError at file.py:12: text`."""
     place = raised_at(error)
-    return f"{type(error).__name__}{f' at {place}' if place else ''}: {error}"
+    return f"{type(error).__name__}{f' at {place}' if place else ''}: {message_of(error)}"
 
 
 def raised_at(error: BaseException, *, installed: bool = False) -> str:

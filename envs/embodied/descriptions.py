@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.stepping import deprecations_once
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.errors import ConfigError, Problem, message_of
 from rl_platform.extras import find, required
 from rl_platform.user_code import import_user_module, is_named, raised
 
@@ -220,7 +220,7 @@ def _not_found(env_id: str, code: object, error: BaseException) -> Problem | Non
 
 
 def _not_built(env_id: str, spec_id: str, kwargs: object, error: BaseException) -> Problem:
-    return Problem("env", f"{spec_id} cannot be built ({type(error).__name__}: {error})", value=env_id)
+    return Problem("env", f"{spec_id} cannot be built ({type(error).__name__}: {message_of(error)})", value=env_id)
 
 
 def time_limit(env: AnyEnv) -> int | None:

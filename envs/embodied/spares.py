@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl_platform.envs.embodied.descriptions import ENV_ERRORS
+from rl_platform.errors import message_of
 from rl_platform.user_code import raised_at
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ class Spares:
         if failed == self._warned:
             logger.warning("%s: as above", again)
         else:
-            logger.warning("%s: %s: %s", again, failed, error, exc_info=error if error.__traceback__ else None)
+            logger.warning(
+                "%s: %s: %s", again, failed, message_of(error), exc_info=error if error.__traceback__ else None
+            )
         self._latest[i] = self._warned = failed
         self._failures[self._first + i] += 1
         self.replaced[i] += 1

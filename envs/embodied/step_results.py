@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rl_platform.errors import message_of
+
 _LONGEST = 100  # characters of a value in a message
 
 
@@ -71,7 +73,7 @@ def picture_of(given: object) -> np.ndarray:
 
 def interface_hint(error: BaseException) -> str:
     """Returns a line on the interface of Gymnasium if `error` shows that an environment has another one, else ""."""
-    text = str(error)
+    text = message_of(error)
     if isinstance(error, ValueError | TypeError) and re.search("values to unpack|cannot unpack", text):
         return (
             "\nIn Gymnasium reset() returns (observation, info), and step() returns (observation, reward, terminated, "

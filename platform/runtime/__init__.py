@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied
+from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, message_of
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentSpec
 from rl_platform.runtime.worker_group import WorkerGroup
@@ -74,7 +74,7 @@ class Runtime(Protocol):
 
     def shutdown_after(self, error: BaseException) -> None:
         """Shuts down because of `error`, which is the one reported: later failures become notes of it."""
-        stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {error}")
+        stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {message_of(error)}")
         news = error if isinstance(error, PlatformError) else stopped
         timeout = INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else SHUTDOWN_S
         for step in (partial(self.fail, news), partial(self.shutdown, timeout)):

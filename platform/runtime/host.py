@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rl_platform.errors import ChannelClosed, CheckpointError, ConfigError, PlatformError, WorkerDied, WorkerError
+from rl_platform.errors import (
+    ChannelClosed,
+    CheckpointError,
+    ConfigError,
+    PlatformError,
+    WorkerDied,
+    WorkerError,
+    message_of,
+)
 from rl_platform.runtime.cpu import release_team
 from rl_platform.runtime.peak_memory import memory_peak
 from rl_platform.runtime.waits import stack_of, waiting_on
@@ -215,7 +223,7 @@ class RankThread:
             failure = _typed(error, self.label, call.method)
             # a closed channel is the consequence of another failure; the other two are shown when the run ends
             if not self._retired and not isinstance(error, ChannelClosed | CheckpointError | ConfigError):
-                headline = str(error).partition("\n")[0]
+                headline = message_of(error).partition("\n")[0]
                 logger.error("%s.%s raised %s: %s", self.label, call.method, type(error).__name__, headline)
         count, seconds = self._timings.get(call.method, (0, 0.0))
         self._timings[call.method] = (count + 1, seconds + time.monotonic() - start)
@@ -252,6 +260,8 @@ def _typed(error: BaseException, label: str, method: str) -> PlatformError:
         return error
     own = error.__traceback__.tb_next if error.__traceback__ else None
     remote = "".join(traceback.format_exception(type(error), error, own))
-    typed = WorkerError(f"{label}.{method} raised {type(error).__name__}: {error}\nRemote traceback:\n{remote}")
+    typed = WorkerError(
+        f"{label}.{method} raised {type(error).__name__}: {message_of(error)}\nRemote traceback:\n{remote}"
+    )
     typed.__cause__ = error
     return typed

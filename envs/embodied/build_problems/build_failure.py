@@ -14,7 +14,7 @@ import gymnasium
 
 from rl_platform.envs.embodied.build_problems.simulator_packages import Simulator, simulator_of
 from rl_platform.envs.embodied.descriptions import OF_PROGRAM
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.errors import ConfigError, Problem, message_of
 from rl_platform.extras import required
 from rl_platform.user_code import raised
 
@@ -38,20 +38,20 @@ def build_problem(name: str, env_id: str, kwargs: Mapping[str, object], error: B
     """Returns the problem. name: `env.id`, maybe with its module; env_id: as Gymnasium registers it; error: raised by
     `gymnasium.make` with `kwargs`. Raises ConfigError for an unknown task of Meta-World, with the nearest names."""
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
-        return Problem("env.id", "a package is missing", value=repr(name), hint=str(error))
+        return Problem("env.id", "a package is missing", value=repr(name), hint=message_of(error))
     _check_task_of_metaworld(env_id, kwargs)
-    message = f"{env_id} cannot be built ({raised(error)})"
+    message, text = f"{env_id} cannot be built ({raised(error)})", message_of(error)
     if env_id.startswith(OF_PROGRAM):
         hint = "the function takes env.kwargs and returns one Gymnasium environment; env.num_envs makes several"
         return Problem("env", message, value=name, hint=hint)
-    if "must inherit from the gymnasium.Env class" in str(error):
+    if "must inherit from the gymnasium.Env class" in text:
         hint = "derive the class from gymnasium.Env"
-        if "Vector" in str(error):
+        if "Vector" in text:
             hint = "name one environment, env.num_envs makes several"
         return Problem("env.id", message, value=name, hint=hint)
-    if isinstance(error, TypeError) and (match := _TWICE.search(str(error))) and match[1] in kwargs:
+    if isinstance(error, TypeError) and (match := _TWICE.search(text)) and match[1] in kwargs:
         return _passed_by_platform(match[1], kwargs[match[1]])
-    if (match := _ARGUMENT.search(str(error))) and match[1] in kwargs:
+    if (match := _ARGUMENT.search(text)) and match[1] in kwargs:
         return Problem("env.kwargs", message, value=repr(kwargs), hint=f"remove it: ~env.kwargs.{match[1]}")
     if (problem := machine_problem(message, error, simulator_of(name))) is not None:
         return problem
@@ -80,7 +80,7 @@ def _check_task_of_metaworld(env_id: str, kwargs: Mapping[str, object]) -> None:
 
 def machine_problem(message: str, error: BaseException, simulator: Simulator | None) -> Problem | None:
     """Returns the problem of an interpreter, library or file that a simulator lacks; None: another one."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {message_of(error)}"
     here = sys.executable
     if simulator is not None:
         try:

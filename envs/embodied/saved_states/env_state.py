@@ -30,7 +30,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 
 from rl_platform.envs.embodied.block import CannotSave
-from rl_platform.errors import CheckpointError
+from rl_platform.errors import CheckpointError, message_of
 
 if TYPE_CHECKING:
     import mujoco
@@ -86,7 +86,7 @@ def save(env: AnyEnv) -> bytes:
         if owners := pickler.shared_owners():
             saved = _Pickler(live, mujoco_data, owners).dumped(attributes)
     except Exception as error:  # objects raise various types
-        raise CannotSave(f"{env}: {type(error).__name__}: {error}") from error
+        raise CannotSave(f"{env}: {type(error).__name__}: {message_of(error)}") from error
     return zlib.compress(pickle.dumps((saved, data)), 1)
 
 

@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from rl_platform.errors import PlatformError, WorkerError
+from rl_platform.errors import PlatformError, WorkerError, message_of
 
 IN_BAND = 4096  # bytes: smaller buffers are copied into the pickle, which is cheaper than handling them apart
 SHARED = 96 * 1024  # bytes: larger messages are put into the object store, which Ray does by itself from 100 KiB on
@@ -103,7 +103,7 @@ def pack_error(error: BaseException) -> bytes:
         except Exception:
             continue
         return data
-    data = cloudpickle.dumps((WorkerError(f"{type(error).__name__}: {error}"), None))
+    data = cloudpickle.dumps((WorkerError(f"{type(error).__name__}: {message_of(error)}"), None))
     return data
 
 
@@ -115,7 +115,7 @@ def unpack_error(data: bytes) -> BaseException:
     except Exception as failure:
         return WorkerError(f"an error arrived that cannot be read here: {failure}")
     if not isinstance(error, PlatformError | ValueError):
-        return WorkerError(f"{type(error).__name__}: {error}")
+        return WorkerError(f"{type(error).__name__}: {message_of(error)}")
     error.__cause__ = cause
     return error
 

@@ -126,8 +126,22 @@ class Planned(Toy):
     def step(self, action):
         self.calls[self.tag] = call = self.calls.get(self.tag, 0) + 1
         if call in self.plan:
-            raise RuntimeError(f"bug in call {call}")
+            raise self.error(call)
         return super().step(action)
+
+    def error(self, call):
+        return RuntimeError(f"bug in call {call}")
+
+
+class Mute(Planned):
+    """Raises an error without a text."""
+
+    class Raised(ValueError):
+        def __str__(self):
+            return self.text
+
+    def error(self, call):
+        return self.Raised()
 
 
 class BadReset(Toy):
@@ -329,7 +343,7 @@ class OwnSeed(Toy):
 
 for name in (
     "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "OtherStep", "WholeActions", "Goals",
-    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Holder", "Double", "Half",
+    "OwnSeed", "Choices", "Pictured", "Drawing", "Planned", "Mute", "Holder", "Double", "Half",
     "Views", "Pictures", "Route", "Unclosable",
 ):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)

@@ -181,6 +181,16 @@ def test_an_error_that_a_replacement_repeats_ends_it(make, num_envs, plan, stopp
         steps(envs, 20)
 
 
+def test_an_error_whose_text_raises_is_replaced_and_ends_the_run_as_others(make, tmp_path: Path, caplog) -> None:
+    envs = make("toy_envs:Mute-v0", 1, 0, {"plan": [3, 6], "tag": str(tmp_path)}, restarts=10)
+    envs.reset([0])
+    with pytest.raises(
+        WorkerError, match=r"(?s)self.error\(call\).*Raised at .*toy_envs.py:\d+ in step 3 .*twice in a row"
+    ):
+        steps(envs, 20)
+    assert "(without text: its __str__ raised AttributeError)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("num_envs", "plan"),
     [

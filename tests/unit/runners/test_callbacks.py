@@ -41,6 +41,18 @@ def test_an_error_carries_its_traceback() -> None:
     assert failed.value.exit_code == 70
 
 
+def test_an_error_whose_text_raises_is_named() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            return self.text  # type: ignore[attr-defined, no-any-return]
+
+    def mute(step: int, metrics: Mapping[str, float]) -> None:
+        raise Mute
+
+    with pytest.raises(WorkerError, match=r"(?s)raised Mute at .*its __str__ raised AttributeError.*raise Mute\n"):
+        stopped_by([mute], 1, {})
+
+
 @pytest.mark.parametrize("result", [{"stop": False}, 0, "continue", np.array([True, False])], ids=str)
 def test_a_result_that_is_no_bool_stops_nothing_and_is_refused(result: object) -> None:
     with pytest.raises(ConfigError, match="neither True, False nor None"):

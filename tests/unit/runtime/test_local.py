@@ -80,6 +80,11 @@ class Worker:
         self.log.append(f"close {self.context.label}")
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
 class Unclosable(Worker):
     def close(self) -> None:
         raise OSError("disk full")
@@ -251,6 +256,10 @@ def test_an_error_comes_back_typed_with_its_traceback_and_the_rank_goes_on(caplo
         assert ours.__notes__ == ["raised in critic[0].fail"]
         with pytest.raises(WorkerError, match=r"critic\[0\].fail raised SystemExit: 3"):
             critic.rank(0).fail(SystemExit(3)).wait()
+        with pytest.raises(
+            WorkerError, match=r"critic\[0\].fail raised Mute: \(without text: its __str__ raised KeyErr"
+        ):
+            critic.rank(0).fail(Mute()).wait(HANG_S)
         assert critic.echo("alive").wait() == [(0, "alive"), (1, "alive")]
     assert "critic[1].fail raised KeyError: 'returns'" in caplog.messages
 
