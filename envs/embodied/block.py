@@ -102,7 +102,8 @@ class EnvBlock:
         self._invalid = buffers.invalid[rows]
         self._idle = buffers.idle[rows]
         self._warned = buffers.warned  # of all blocks
-        self._warned[rows] = setup.render_mode is not None  # a drawing repeats an evaluation
+        self._warned[rows] |= setup.render_mode is not None  # a drawing repeats an evaluation
+        self._not_closed = buffers.not_closed
         self._ended_returns = buffers.returns[rows]
         self._ended_lengths = buffers.lengths[rows]
         self._returns = np.zeros(last - first)
@@ -379,7 +380,7 @@ class EnvBlock:
         if self._native is not None:
             self._native.close()
         for env in self._envs:
-            close_env(env, self._id)
+            close_env(env, self._id, self._not_closed)
 
 
 def is_lost(saved: bytes) -> bool:

@@ -18,7 +18,7 @@ class Buffers:
     choices, [N,D] int64; rewards, returns [N] float64; lengths [N] int64; terminated, truncated, invalid [N] bool;
     success_once, success_at_end [N] int8: of episodes that ended, see `success.py`; idle [N] bool: environments to
     skip; busy [N] int64: for each worker the environment that it is stepping; failures [N] int64: replacements of each
-    environment; warned [N] bool: environments of which an invalid step was logged.
+    environment; warned, not_closed [N] bool: environments of which an invalid step, or an error of close(), was logged.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
@@ -46,6 +46,7 @@ class Buffers:
         busy: np.ndarray
         failures: np.ndarray
         warned: np.ndarray
+        not_closed: np.ndarray
 
     @classmethod
     def size(cls, num_envs: int, spaces: EnvSpaces) -> int:
@@ -57,7 +58,7 @@ class Buffers:
     def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
         rows, dtype = (num_envs, spaces.observation_size), np.dtype(spaces.observation_dtype).type
         numbers: dict[str, type] = {"rewards": np.float64, "returns": np.float64, "lengths": np.int64}
-        numbers |= dict.fromkeys(("terminated", "truncated", "invalid", "idle", "warned"), np.bool_)
+        numbers |= dict.fromkeys(("terminated", "truncated", "invalid", "idle", "warned", "not_closed"), np.bool_)
         numbers |= {"success_once": np.int8, "success_at_end": np.int8, "busy": np.int64, "failures": np.int64}
         return {
             "observations": (rows, dtype),

@@ -23,6 +23,7 @@ from rl_platform.extras import find, required
 from rl_platform.user_code import import_user_module, is_named, raised
 
 if TYPE_CHECKING:
+    import numpy as np
     from gymnasium.envs.registration import EnvSpec
 
     from rl_platform.config.schema.env import Env
@@ -193,16 +194,26 @@ def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mo
     return flattened(env)
 
 
-def close_env(env: SupportsClose, name: str) -> None:
+def close_env(env: SupportsClose, name: str, warned: np.ndarray | None = None) -> None:
     """Closes an environment, or a backend of them. An error costs a warning, once for each text: nothing is lost, and
-    simulators often raise there."""
+    simulators often raise there.
+
+    warned [N] bool: shared by processes, of which one warns.
+    """
     try:
         env.close()
     except ENV_ERRORS as error:
         message = f"{name}: close() raised {raised(error)}"
-        if message not in _told:
+        if message not in _told and not (warned is not None and warned.any()):
             _told.add(message)
+            if warned is not None:
+                warned[:] = True
             logger.warning(message)
+
+
+def warned_of_closing(name: str) -> bool:
+    """Returns whether this process has warned of an error in closing an environment of this name."""
+    return any(text.startswith(f"{name}: close() raised ") for text in _told)
 
 
 @contextmanager

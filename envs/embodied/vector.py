@@ -20,7 +20,14 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure, failure, is_lost
 from rl_platform.envs.embodied.buffers import Buffers, all_finite
-from rl_platform.envs.embodied.descriptions import EnvDescription, EnvSetup, closing_env, find_spec, make_env
+from rl_platform.envs.embodied.descriptions import (
+    EnvDescription,
+    EnvSetup,
+    closing_env,
+    find_spec,
+    make_env,
+    warned_of_closing,
+)
 from rl_platform.envs.embodied.env_facts import inspect_env
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces, read_spaces
 from rl_platform.envs.embodied.stepping import user_spaces, workers_class
@@ -143,6 +150,7 @@ class VectorEnv:
                 self._workers.wait_for_start()
 
         buffers = self._buffers
+        buffers.not_closed |= warned_of_closing(description.id)  # of the one that was built for its spaces
         results = buffers.observations, buffers.rewards, buffers.terminated, buffers.truncated, buffers.invalid
         self._results = [[array[rows] for array in results] for rows in self.rows]  # of each stage
         self._no_finals = buffers.final_observations[:0]
@@ -314,6 +322,11 @@ class VectorEnv:
         self._buffers.observations[:] = np.frombuffer(state["observations"], dtype).reshape(count, -1)[which]
         self._call("restore", [state["envs"][index] for index in which], restart_seeds)
         return self.observations
+
+    def warned_as(self, others: VectorEnv) -> None:
+        """Logs no more what `others` have logged: an invalid step, an error of close()."""
+        self._buffers.warned |= others._buffers.warned.any()
+        self._buffers.not_closed |= others._buffers.not_closed.any()
 
     def close(self) -> None:
         """Ends the worker processes and closes the environments. May be called twice."""

@@ -38,6 +38,7 @@ class EnvEvaluation:
         settings, chunked = env.env.evaluation, not env.levels.single
         acting = _Acting(env, policy, step, deterministic)
         envs, self.envs = self.envs or self._open(), None
+        envs.warned_as(env.envs)
         try:
             result = evaluate(
                 envs,
@@ -53,6 +54,7 @@ class EnvEvaluation:
         finally:
             if self.envs is None:
                 envs.close()
+            env.envs.warned_as(envs)
         if video:
             self._draw(Path(video), result, acting, last)
         return result

@@ -230,6 +230,16 @@ def test_a_step_that_is_not_finite_is_masked_and_ends_its_episode():
     assert metrics["episode/count"] == 0.0
 
 
+def test_a_step_that_is_not_finite_is_told_once_in_a_run(caplog) -> None:
+    policy = always(0)
+    settings = config(kwargs={"nan_at": 2}, evaluation={"episodes": 2})
+    with closing(Environment(context("env"), settings)) as environment:
+        for step in range(2):
+            environment.evaluate(step, None, False, True, RemotePolicy(policy, policy))
+            environment.collect(step, RemotePolicy(policy, policy))
+    assert [record.getMessage().count("its reward is nan") for record in caplog.records] == [1]
+
+
 def test_a_failing_environment_of_another_rank_is_named_by_its_number_in_the_run():
     rank = context("env", 2, 3)
     environment = Environment(rank, config(num_envs=6, restarts=0))

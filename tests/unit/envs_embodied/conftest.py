@@ -223,7 +223,24 @@ class Views(gymnasium.Env):
 
 
 class Unclosable(Toy):
+    """Its close() raises, if it was stepped with `used`; of two at the same time the second one waits."""
+
+    def __init__(self, which=0, used=""):
+        super().__init__(which=which)
+        self.used, self.stepped = used, False
+
+    def step(self, action):
+        self.stepped = True
+        return super().step(action)
+
     def close(self):
+        if self.used and not self.stepped:
+            return
+        if self.used:
+            try:
+                os.mkdir(self.used)
+            except FileExistsError:
+                time.sleep(0.5)
         raise RuntimeError(f"the viewer of {self.which} is gone")
 
 

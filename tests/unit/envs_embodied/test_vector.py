@@ -54,6 +54,22 @@ def test_an_environment_that_cannot_be_closed_is_told_and_costs_nothing(make, wh
     assert re.fullmatch(told, record.getMessage())
 
 
+@pytest.mark.parametrize("used", [False, True], ids=["built for its spaces", "used"])
+def test_of_workers_and_evaluations_one_tells_that_it_cannot_be_closed(
+    make, used: bool, tmp_path: Path, caplog, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_platform.envs.embodied.descriptions._told", set())
+    kwargs = {"which": 3 + used, "used": str(tmp_path / "closing") if used else ""}
+    first = make(EnvDescription("toy_envs:Unclosable-v0", kwargs), 2, 2)
+    for other in (first, make(EnvDescription("toy_envs:Unclosable-v0", kwargs), 2, 2)):
+        other.warned_as(first)
+        other.reset([0, 1])
+        _steps(other, 1)
+        other.close()
+    told = [record.getMessage() for record in caplog.records] + capfd.readouterr().err.splitlines()
+    assert sum("close() raised RuntimeError" in text for text in told) == 1, told
+
+
 def test_truncation_gives_the_true_last_and_the_next_first_observation(make, num_workers: int) -> None:
     envs = make(TOY, 3, num_workers)
     assert envs.reset([0, 1, 2]).tolist() == [[1, 0]] * 3
