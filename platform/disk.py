@@ -72,6 +72,14 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
         sync_folder(made.parent)
 
 
+def link(source: str, target: str) -> None:
+    """Makes a hard link to a file that does not change; a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """Yields an empty hidden folder, which takes the place of `folder` if the block ends without an error."""

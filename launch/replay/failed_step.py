@@ -7,13 +7,14 @@ Not covered: failures outside the update, such as those of the generation, and p
 from __future__ import annotations
 
 import logging
-import os
+import shlex
 import shutil
 from pathlib import Path
 
 from rl_platform.checkpoint.verify import folder_name
 from rl_platform.checkpoint.write import CheckpointStore, Shards
 from rl_platform.config.schema import Config
+from rl_platform.disk import link
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.launch.replay.recorded_step import RecordedPPO, fields_of
 from rl_platform.launch.replay.recordings import RECORDED, VERSION
@@ -71,12 +72,12 @@ class FailedStepPPO(RecordedPPO):
             log.warning("step %d could not be recorded in %s: %s", number, target, problem)
             return
         if names == self._parts():
-            error.add_note(f"the step is recorded: rl-platform replay {target}")
+            error.add_note(f"the step is recorded: rl-platform replay {shlex.quote(str(target))}")
             return
         started = "" if any((self.folder / "checkpoints").glob("step-*")) else " --from-start"
         error.add_note(
             f"the input of the step is recorded in {target}. The step changed the models before it failed, so this "
-            f"records it whole: rl-platform record {self.folder} --step {number}{started}"
+            f"records it whole: rl-platform record {shlex.quote(str(self.folder))} --step {number}{started}"
         )
 
     def _kept(self, batch: RolloutBatch) -> object:
@@ -91,7 +92,7 @@ class FailedStepPPO(RecordedPPO):
         if number == 1:  # the config and the seed give them
             return self._parts()
         if before.is_dir():
-            shutil.copytree(before, target / "checkpoints" / before.name, copy_function=_link)
+            shutil.copytree(before, target / "checkpoints" / before.name, copy_function=link)
             return self._parts()
         models = self._unchanged()
         if models:
@@ -106,11 +107,3 @@ class FailedStepPPO(RecordedPPO):
         if "training" in self.record:
             models = {name: group for name, group in models.items() if not any(group.latest_steps().wait()[0])}
         return models
-
-
-def _link(source: str, target: str) -> None:
-    """Makes a hard link, because files of checkpoints do not change; a copy where there are none."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -7,6 +7,8 @@ That folder is a run's folder, which `rl-platform report` reads, and has a seale
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,18 +20,21 @@ from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat, folder_name
 from rl_platform.checkpoint.write import CheckpointStore
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
+from rl_platform.disk import link
 from rl_platform.errors import CheckpointError, ConfigError, FolderInUse, PlatformError, Problem
 from rl_platform.launch.placed_config import load
 from rl_platform.launch.replay.recorded_step import RecordedPPO
 from rl_platform.launch.session import run
+from rl_platform.launch.start_checks.output_check import unwritable
 from rl_platform.records import StateDict
 from rl_platform.reporter import Reporter
-from rl_platform.run_files import CONFIG, complete_checkpoints
+from rl_platform.run_files import CONFIG, STEP_FOLDER, complete_checkpoints
 from rl_platform.runners.ppo import PPO
 from rl_platform.runners.run_fingerprint import fingerprint
 from rl_platform.runners.task_runner import Learners
 
 RECORDED = "recorded"
+MOST_NAMED = 5  # recordings that a hint lists
 VERSION = version("rl-platform")
 UNCOMPARED = ("time/", "perf/", "memory/", "val/")  # metrics that depend on the machine, or that `record` leaves out
 
@@ -52,9 +57,9 @@ class StepRecording:
     def open(cls, folder: Path) -> StepRecording:
         """Raises ConfigError for a folder that is no recording, is damaged, or is of another version or config."""
         inside = folder / RECORDED
-        steps = sorted(inside.glob("step-[0-9]*")) if inside.is_dir() else []
+        steps = [path for path in inside.iterdir() if STEP_FOLDER.fullmatch(path.name)] if inside.is_dir() else []
         if not steps:
-            hint = "rl-platform record RUN --step N makes one; it prints its folder"
+            hint = _recordings_near(folder) or "rl-platform record RUN --step N makes one; it prints its folder"
             message = "is not the folder of a recording" if folder.exists() else "no such folder"
             raise _problem("RECORDING", message, folder, hint)
         try:
@@ -93,9 +98,12 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
         raise ConfigError([Problem("--step", "the run has no such step", value=str(step), allowed=f"1 to {steps}")])
     start = _start(folder, step, from_start)
     target = (output or folder / "recordings" / f"step-{step}").expanduser().absolute()
-    if target.exists():
-        hint = f"rl-platform replay {target}; to record again, remove the folder or name another: -o FOLDER"
+    if os.path.lexists(target):
+        again = "to record again, remove the folder or name another: -o FOLDER"
+        hint = f"rl-platform replay {shlex.quote(str(target))}; {again}"
         raise _problem("--output", "exists", target, hint)
+    if reason := unwritable(target):
+        raise _problem("--output", reason, target, "name another folder: -o FOLDER")
     placed = load(folder / CONFIG, _overrides(config, step, start, target), stored=True)
 
     failures: list[str] = []
@@ -106,6 +114,8 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
         failures.append(kept["error"])
 
     def ppo_of(config: Config, learners: Learners, reporter: Reporter) -> PPO:
+        if start is not None and start.name == folder_name(step - 1):  # a run does not write the one it began with
+            _keep(start, target / "checkpoints" / start.name)
         return RecordedPPO(config, learners, reporter, step - 1, keep)
 
     def at_the_step(done: int, _: object) -> bool:
@@ -118,15 +128,40 @@ def record(folder: Path, step: int, output: Path | None, from_start: bool) -> It
     except (PlatformError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or not any(failures):  # the run failed before the step, or after it
             shutil.rmtree(target, ignore_errors=True)  # else the same command would be refused
-            if hasattr(error, "__notes__"):  # of a run, which continues from its checkpoint
+            if start is not None and isinstance(error, CheckpointError) and _is_damaged(start):
+                error.__notes__ = ["nothing was recorded; --from-start records it without that checkpoint"]
+            elif hasattr(error, "__notes__"):  # of a run, which continues from its checkpoint
                 error.__notes__ = ["nothing was recorded; the same command begins again"]
             raise
         yield f"step {step} failed as it was recorded: {failures[0]}"
-    if start is not None and start.name == folder_name(step - 1):  # a run does not write the checkpoint it began with
-        shutil.copytree(start, target / "checkpoints" / start.name)
     yield f"recording of step {step}: {target}"
     yield from _against_the_run(folder, target, step)
-    yield f"to run it again on this machine: rl-platform replay {target}"
+    yield f"to run it again on this machine: rl-platform replay {shlex.quote(str(target))}"
+
+
+def _recordings_near(folder: Path) -> str:
+    """Returns a hint with recordings inside the folder of a run, or around one of their parts; empty without any."""
+    below = (found.parent for depth in ("*", "recordings/*") for found in folder.glob(f"{depth}/{RECORDED}"))
+    above = [path for path in folder.absolute().parents[:2] if (path / RECORDED).is_dir()]
+    names = shlex.join(map(str, sorted({*below, *above})[:MOST_NAMED]))
+    return f"rl-platform replay {names}" if names else ""
+
+
+def _keep(start: Path, place: Path) -> None:
+    """Links or copies a checkpoint, which a run that is going on may delete. Raises CheckpointError if that fails."""
+    try:
+        shutil.copytree(start, place, copy_function=link)
+    except OSError as error:
+        reason = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+        raise CheckpointError(f"checkpoint {start} cannot be copied to {place}: {reason}") from error
+
+
+def _is_damaged(checkpoint: Path) -> bool:
+    try:
+        Checkpoint.open(checkpoint)
+    except CheckpointError:
+        return True
+    return False
 
 
 def _start(folder: Path, step: int, from_start: bool) -> Path | None:
@@ -176,13 +211,14 @@ def _against_the_run(folder: Path, target: Path, step: int) -> Iterator[str]:
 
 
 def _metrics_of(path: Path, step: int) -> dict[str, float]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    """Returns the numbers of a step's last line; empty if no such line can be read."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
     for line in reversed(lines):
         try:
             values = json.loads(line)
-        except ValueError:
-            continue  # the last line of a run that was killed
-        if values.get("step") == step:
+        except (ValueError, RecursionError):
+            continue  # damaged, or the last line of a run that was killed
+        if isinstance(values, dict) and values.get("step") == step:
             return {name: value for name, value in values.items() if isinstance(value, int | float)}
     return {}
 

@@ -271,6 +271,53 @@ def test_a_recording_that_did_not_reach_its_step_is_removed(command, tool, folde
     assert tool("record", "out", "--step", "4").code == 0
 
 
+def test_a_run_that_deletes_the_checkpoint_it_was_recorded_from(command, tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metrics of the run have lines of a power loss, and the folder of the recording has a space in its name."""
+    assert command("embodied.yaml", *RUN).code == 0
+    assert command("embodied.yaml", "runner.max_steps=3", "runner.save_interval=1").code == 0
+    Path("out/metrics.jsonl").write_bytes(b'{"step": 3, "reward/mean": 1e9}\n\xff\xfe\n[]\n"x"\n' + b"[" * 10**5)
+    update = RecordedPPO.update
+
+    def deleted_meanwhile(self, batch, step):
+        shutil.rmtree("out/checkpoints/step-00000002")
+        return update(self, batch, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordedPPO, "update", deleted_meanwhile)
+        ended = tool("record", "out", "--step", "3", "-o", "my recording")
+    assert ended.code == 0, ended.err
+    folder = Path("my recording").absolute()
+    assert f"rl-platform replay '{folder}'\n" in ended.out
+    assert tool("replay", "my recording").code == 0
+
+
+def test_a_damaged_checkpoint_before_the_step(command, tool) -> None:
+    assert command("embodied.yaml", *RUN).code == 0
+    Path("out/checkpoints/step-00000002/env.pt").unlink()
+    ended = tool("record", "out", "--step", "3")
+    assert ended.code == 65
+    assert "env.pt: No such file" in ended.err
+    assert "nothing was recorded; --from-start records it without that checkpoint" in ended.err
+    assert not Path("out/recordings/step-3").exists()
+    assert tool("record", "out", "--step", "3", "--from-start").code == 0
+
+
+def test_a_folder_beside_or_around_a_recording_is_told_which_to_name(recorded, tool) -> None:
+    recorded("embodied.yaml")
+    copy = RECORDED / "recorded" / "step-00000004"
+    shutil.copytree(copy, copy.with_name("step-00000001 copy"))
+    for given in (".", "out", "out/recordings", RECORDED / "recorded", copy):
+        ended = tool("replay", given)
+        place = RECORDED if given in ("out", "out/recordings") else RECORDED.absolute()
+        hint = "rl-platform record RUN" if given == "." else f"rl-platform replay {place}"
+        assert (ended.code, hint in ended.err) == (2, True), ended.err
+    assert tool("replay", RECORDED).code == 0
+    Path("elsewhere").symlink_to("nowhere")
+    for taken, message in (("elsewhere", "--output: exists"), ("embodied.yaml/x", "embodied.yaml is a file")):
+        ended = tool("record", "out", "--step", "4", "-o", taken)
+        assert (ended.code, message in ended.err) == (2, True), ended.err
+
+
 def test_a_damaged_recording_is_refused(recorded, tool) -> None:
     recorded("embodied.yaml")
     assert tool("record", "out", "--step", "4").code == 2, "an existing recording stays"
