@@ -41,20 +41,23 @@ def shape_rewards(
     algorithm: Algorithm,
     longest_response: int,
     kept: BoolB | None = None,
+    continues: BoolB | None = None,
 ) -> ShapedRewards:
     """Applies all keys of `algorithm` that change outcome rewards, in their fixed order.
 
     scores [B]: of the verifier. scored [B] bool: False where it gave none. lengths [B] int64: action tokens of all
     turns. truncated [B] bool: cut at the length limit. longest_response: `data.max_response_length`. kept [B] bool:
-    selected by `sample_filter`. A response that `sample_filter` or `overlong.filter` drops keeps its reward, which
-    still serves as a baseline for others unless `group_ignore_masked`.
+    selected by `sample_filter`. continues [B] bool: further rows of a response; metrics count it once, and each row is
+    whitened, as it counts in the mean of its group. A response that `sample_filter` or `overlong.filter` drops keeps
+    its reward, which still serves as a baseline for others unless `group_ignore_masked`.
     """
     rewards, counted = torch.where(scored, scores, 0.0).float(), scored
     metrics: dict[str, float] = {}
     overlong = algorithm.overlong
+    number = torch.arange(len(scores)) if continues is None else (~continues).cumsum(0)  # of each row's response
     if algorithm.reward_scaling is not None:
         rewards, outside = scale_rewards(rewards, algorithm.reward_scaling)
-        metrics["reward/out_of_range"] = float((outside & scored).sum())
+        metrics["reward/out_of_range"] = float(len(number[outside & scored].unique()))
     if overlong.stop_properly_coef is not None:
         rewards = torch.where(truncated, overlong.stop_properly_coef * rewards, rewards)
     if overlong.buffer_length is not None:
@@ -65,7 +68,7 @@ def shape_rewards(
     if kept is not None:
         counted = counted & kept
     if overlong.filter or kept is not None:
-        metrics["reward/filtered"] = float((scored & ~counted).sum())
+        metrics["reward/filtered"] = float(len(number[scored & ~counted].unique()))
     if algorithm.reward_whitening:
         rewards = whiten_rewards(rewards, counted)
     compared = counted if algorithm.group_ignore_masked else scored

@@ -54,6 +54,7 @@ def shaped_rewards(
         algorithm=algorithm,
         longest_response=longest_response,
         kept=kept,
+        continues=torch.tensor([trajectory.continues for trajectory in trajectories]),
     )
 
 

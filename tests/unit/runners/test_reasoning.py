@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from rl_platform.algorithms.rollout_metrics import rollout_metrics
 from rl_platform.components.agents.conversation_metrics import conversation_metrics
@@ -100,6 +101,9 @@ def test_a_response_of_several_rows_counts_once() -> None:
     lengths = [metrics[f"len/response_{which}"] for which in ("mean", "min", "max")]
     assert lengths == [3.0, 1.0, 5.0]
     assert process_rewards(rows, found.action_mask)[1]["reward/process_mean"] == 0.25
+    shaping = Algorithm(reward_scaling={"source_max": 0.5})
+    shaped = shaped_rewards(rows, shaping, 4, torch.tensor([row.prompt.index < 0 for row in rows]))
+    assert shaped.metrics == {"reward/out_of_range": 1.0, "reward/filtered": 2.0}
     assert validation_metrics(both, "val/score")["val/len"] == 3.0
     metrics = conversation_metrics(both)
     assert (metrics["turns/mean"], metrics["turns/max"], metrics["turns/rows"]) == (2.0, 3.0, 1.5)
