@@ -15,7 +15,7 @@ from rl_platform.components.agents.agent_function import TOOL, Tool
 from rl_platform.envs.reasoning.answers.arithmetic import evaluate
 from rl_platform.envs.reasoning.score import Score
 
-_EXPRESSION = re.compile(r"[-+*/(). \d]*$")
+_EXPRESSION = re.compile(r"(?:[-+*/() \d]++|\.(?! ))*+$")  # a period before a blank ends a sentence
 _PART = re.compile(r"[^\s:;=]([^ ]|$)|. *[-+*/] ")  # the end of a longer expression: `^3+1`, `x + 1`
 
 

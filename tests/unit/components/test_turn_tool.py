@@ -31,6 +31,8 @@ from rl_platform.errors import ConfigError
         ("(=", "error: not an expression"),
         ("So:3+4=", "7"),
         ("it is\n3+4=", "7"),
+        ("Add both. 3+4.5=", "7.5"),
+        ("I have 5. 3+4=", "7"),
         ("minus -4=", "-4"),
         ("(" * 150 + "=", "error: not an expression"),
         ("1+" * 100 + "1=", "error: the expression is too long"),
