@@ -138,3 +138,35 @@ def test_two_threads_that_hear_of_one_death_start_one_engine(tmp_path: Path, clo
         list(pool.map(lambda _: engine._restart(dead, "it died"), range(2)))
     assert engine.restarts == 1
     assert engine._process is not dead
+
+
+# It answers the first request of a call, and the others at `abort`.
+SLOW = (
+    START
+    + """
+generating = None
+while True:
+    number, operation, arguments = json.loads(connection.recv_bytes())
+    print(operation, *([] if operation == "generate" else arguments), flush=True)
+    if operation == "generate":
+        request, generating = arguments[0][0], number
+        send(number, "item", (request["index"], request["token_ids"], [0.0], "stop", None))
+    else:
+        if generating is not None:
+            send(generating, "answer", None)
+        generating = None
+        send(number, "answer", None)
+"""
+)
+
+
+def test_a_call_that_fails_is_ended_in_the_engine(tmp_path: Path) -> None:
+    def fails(completion: Completion) -> None:
+        raise OSError(f"no place for {completion.index}")
+
+    requests = [Request(0, (10,), 0), Request(1, (11,), 0)]
+    with closing(StandIn(SLOW.format(folder=str(tmp_path)), tmp_path / "log")) as engine:
+        with pytest.raises(OSError, match="no place for 0"):
+            engine.generate(requests, SamplingParams(1), fails)
+        engine.abort()  # waits for the answer
+    assert (tmp_path / "log").read_text().split("\n")[:2] == ["generate", "abort 1"]

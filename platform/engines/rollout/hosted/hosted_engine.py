@@ -223,6 +223,19 @@ class HostedEngine(ABC):
         on_finished: Callable[[Completion], None],
         arrivals: Arrivals | None = None,
     ) -> None:
+        try:
+            self._generate(requests, sampling, on_finished, arrivals)
+        except BaseException:
+            self._call_abort()  # nobody waits for the rest, which would slow down the next call
+            raise
+
+    def _generate(
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        on_finished: Callable[[Completion], None],
+        arrivals: Arrivals | None,
+    ) -> None:
         unanswered = {request.index: request for request in requests}
         unsent, calls, deaths, death = [*requests], 0, 0, ""
         arrived: Messages = queue.SimpleQueue()
@@ -273,8 +286,11 @@ class HostedEngine(ABC):
 
     def abort(self) -> None:
         with suppress(WorkerDied):  # `generate` hears of the death, too, and starts the engine again
-            for number in [*self._generation]:
-                self._process.call("abort", number).wait()
+            for call in self._call_abort():
+                call.wait()
+
+    def _call_abort(self) -> list[EngineCall]:
+        return [self._process.call("abort", number) for number in [*self._generation]]
 
     def offload(self) -> None:
         if not self._asleep:
