@@ -103,7 +103,7 @@ def caption(episode: RecordedEpisode, step: int) -> str:
         ended = "at the end" if episode.success.at_end else "once" if episode.success.once else "never"
         parts.append(f"success {ended}")
     if episode.instruction:
-        parts.append(f'"{episode.instruction}"')
+        parts.append(f'"{" ".join(episode.instruction.split())}"')
     return "  ".join(parts)
 
 

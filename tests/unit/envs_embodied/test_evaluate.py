@@ -155,6 +155,28 @@ def test_a_caption_is_under_the_picture_in_lines_that_fit() -> None:
     assert len(with_caption(picture, words)) > len(with_caption(picture, words[:15])), "a long part is broken at words"
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("Öffne", "Äffne"), ("Открой", "Закрой"), ("拿起杯子", "放下杯子"), ("pick 🍎", "pick 🍐"), ("\ud800", "\x00")],
+)
+def test_instructions_of_every_alphabet_can_be_told_apart(one: str, other: str) -> None:
+    picture = np.full((20, 120, 3), 7, np.uint8)
+    drawn = [with_caption(picture, f'"{text}"') for text in (one, other)]
+    assert all(each[20:].max() > 128 for each in drawn)
+    assert drawn[0].shape != drawn[1].shape or not np.array_equal(*drawn)
+
+
+def test_an_instruction_of_several_lines_or_without_spaces_fits() -> None:
+    picture = np.full((20, 120, 3), 7, np.uint8)
+    several = RecordedEpisode(3, rewards=[1.5], instruction="Open the drawer,\n  then\tclose it.\n")
+    assert caption(several, 0).endswith('  "Open the drawer, then close it."')
+    assert with_caption(picture, caption(several, 0))[20:].max() > 128
+    for word in ("m" * 300, "мы" * 150, "杯子" * 150):
+        drawn = with_caption(picture, word)[20:]
+        assert drawn[:-18].max() > 128
+        assert drawn[:, -4:].max() == 0, "nothing ends at the edge"
+
+
 @pytest.mark.parametrize("width", [1, 32, 45, 64, 99, 100, 131])
 def test_pictures_with_captions_of_different_lengths_make_a_video(width: int, tmp_path: Path) -> None:
     import imageio.v2 as imageio
