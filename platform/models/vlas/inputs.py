@@ -145,6 +145,10 @@ def space_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         message, allowed = "vlm_tokens needs images, and the environment observes none", "uint8 images"
         hint = "env.pixels has a MuJoCo environment drawn; actor.model.type: pi0 reads numbers too"
         problems.append(Problem(kind, message, value=f"shape {shape}", allowed=allowed, hint=hint))
+    elif not (spaces.images or model.train_vision):
+        message = "has no effect here: the environment observes no images, so the policy has no vision tower"
+        hint = "remove it; an inherited one: actor.model.train_vision: true"
+        problems.append(Problem("actor.model.train_vision", message, value="false", hint=hint))
     if spaces.action.kind != "continuous":
         message = f"{model.type} chooses numbers, and the environment takes choices"
         problems.append(Problem(kind, message, value=model.type, hint=f"{kind}: vla, or mlp without images"))

@@ -167,6 +167,8 @@ def test_unbounded_actions_need_no_bounds(tmp_path: Path) -> None:
     random = Model(type="smolvla", random_init=RandomLM())  # as in a rehearsal
     assert policy_problems(random, WIDE) == []
     assert scales(random, WIDE)[0].high.tolist() == [2.0] * 5 + [1.0]
+    (told,) = policy_problems(section(folder, train_vision=False), WIDE)
+    assert (told.key, "observes no images" in told.message) == ("actor.model.train_vision", True)
     told = policy_problems(section(folder, type="pi0"), WIDE)
     assert ["placed between their bounds" in problem.message for problem in told] == [True]
 
