@@ -265,9 +265,11 @@ def main() -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from rl_platform.config.schema.cluster import Cluster
     from rl_platform.models.language import LanguageModel
     from rl_platform.models.pretrained.model_folder import model_folder
     from rl_platform.runtime.cpu import keep_freed_memory
+    from rl_platform.runtime.ray.cluster_start import ray_cluster
     from rl_platform.runtime.ray.process_group import leave_group
     from rl_platform.runtime.ray.weight_store import publish
 
@@ -281,11 +283,11 @@ def main() -> None:
     size = sum(tensor.nbytes for tensor in distinct)
     copies = [torch.empty_like(tensor) for tensor in distinct]
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
+    opened = ExitStack()
+    opened.enter_context(ray_cluster(Cluster(component_placement={}), processes=2))  # tries again on a crowded machine
     receiver = ray.remote(Receiver).options(num_cpus=0).remote()
     engine, group = Beside(engine_process), Beside(gloo_process)
     broadcast = by_gloo(state, group)
-    opened = ExitStack()
     ways: dict[str, Callable[[], Any]] = {
         COPY: lambda: [own.copy_(tensor) for own, tensor in zip(copies, distinct, strict=True)],
         REFERENCE: by_reference(network, state),
@@ -312,7 +314,6 @@ def main() -> None:
     for process in (engine, group):
         process.close()
     leave_group()
-    ray.shutdown()
 
     report(size, seconds)
     write_json(options.json, {"benchmark": "weights", "machine": found, "bytes": size, "seconds": seconds})

@@ -123,6 +123,18 @@ def test_its_dry_run_measures_all_three_and_they_agree(run, tmp_path: Path) -> N
     assert "MFU not known" in ended.stdout
 
 
+@pytest.mark.slow
+def test_channels_of_ray_are_measured_beside_bare_ray(tmp_path: Path) -> None:
+    words = ("--items", "1", "--messages", "64", "--rounds", "1", "--json", str(tmp_path / "found.json"))
+    ended = subprocess.run([sys.executable, FOLDER / "channel_ray.py", *words], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    rates = json.loads((tmp_path / "found.json").read_text())["rates"]
+    assert {name: len(values) for name, values in rates.items()} == dict.fromkeys(
+        ("channel MB/s", "bare MB/s", "small messages/s"), 1
+    )
+    assert all(value > 0 for values in rates.values() for value in values)
+
+
 @pytest.fixture
 def benchmark(script: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(FOLDER)
