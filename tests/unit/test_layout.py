@@ -303,6 +303,23 @@ def test_the_page_of_the_architecture_has_the_size_of_the_core():
         assert abs(number - int(text.replace(",", ""))) <= 0.03 * number, f"docs/architecture.md: {counted}"
 
 
+def test_the_table_of_what_to_read_first_has_the_sizes_of_its_files():
+    listed = PAGE.partition("<!-- read first -->")[2].partition("<!-- /read first -->")[0]
+    rows = re.findall(r"^\| .* \| (`.*`) \| ([\d,]+) \|$", listed, re.MULTILINE)
+    (total,) = re.findall(r"^\| \*\*total\*\* \| \| \*\*([\d,]+)\*\* \|$", listed, re.MULTILINE)
+    assert len(rows) == listed.count("\n| ") - 2 > 5  # all but the header and the total
+    problems, lines = [], 0
+    for files, printed in rows:
+        paths = [path for pattern in re.findall(r"`([^`]+)`", files) for path in ROOT.glob(pattern)]
+        counted = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+        lines += counted
+        if abs(counted - int(printed.replace(",", ""))) > 0.05 * counted:
+            problems.append(f"docs/architecture.md: {files} have {counted} lines, not {printed}")
+    if abs(lines - int(total.replace(",", ""))) > 0.05 * lines:
+        problems.append(f"docs/architecture.md: the files to read first have {lines} lines, not {total}")
+    assert not problems, "\n".join(problems)
+
+
 def test_folders_of_a_level_import_each_other_without_a_cycle():
     imported: dict[str, dict[str, str]] = {area: {} for area in LEVEL}  # where an area imports another one
     for path in source_files():
