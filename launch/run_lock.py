@@ -106,8 +106,8 @@ def is_running(folder: Path) -> bool:
     """
     path = folder / LOCK
     try:
-        found = path.stat()
-        if _identity(found) in _own:  # closing a descriptor of the file here would release the lock
+        status = path.stat()
+        if _identity(status) in _own:  # closing a descriptor of the file here would release the lock
             return True
         with open(path, "rb") as file:
             held = _is_locked(file.fileno())
@@ -115,7 +115,7 @@ def is_running(folder: Path) -> bool:
     except OSError:
         return False
     ended = held is False and holder is not None and holder.boot == _boot()
-    return bool(held) or (not ended and time.time() - found.st_mtime < PATIENCE_S)
+    return bool(held) or (not ended and time.time() - status.st_mtime < PATIENCE_S)
 
 
 def _is_locked(descriptor: int) -> bool | None:
@@ -219,8 +219,8 @@ def _touch(descriptor: int, stop: threading.Event) -> None:
             os.utime(descriptor)
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _names(path: Path, descriptor: int) -> bool:

@@ -165,7 +165,7 @@ def _anew(run: Path) -> str:
 
 def _runs_in(folder: Path) -> list[Path]:
     """Returns the runs in a folder that have a checkpoint."""
-    return sorted(found.parent for found in folder.glob("*/checkpoints") if complete_checkpoints(found))
+    return sorted(path.parent for path in folder.glob("*/checkpoints") if complete_checkpoints(path))
 
 
 def _some_run() -> str:
@@ -192,10 +192,10 @@ class _Search:
         return self._latest() if self.name == LATEST else self._named(Path(self.name).expanduser().absolute())
 
     def _latest(self) -> Path:
-        found = [path for folder in RUNS.glob("*/checkpoints") for path in complete_checkpoints(folder).values()]
-        if not found:
+        checkpoints = [path for folder in RUNS.glob("*/checkpoints") for path in complete_checkpoints(folder).values()]
+        if not checkpoints:
             raise self.problem(f"no run in {RUNS.absolute()} has a checkpoint", hint=_some_run())
-        newest = max(found, key=lambda path: _changed(path / MANIFEST)).absolute()
+        newest = max(checkpoints, key=lambda path: _changed(path / MANIFEST)).absolute()
         return newest if self.step is None else self._of_step(newest.parent)
 
     def _named(self, path: Path) -> Path:

@@ -56,8 +56,8 @@ def _reason(error: BaseException) -> str:
     first = error
     while (before := first.__cause__) is not None:
         first = before
-    told = [f"{type(each).__name__}: {(str(each).splitlines() or [''])[0].rstrip('.')}" for each in (error, first)]
-    return ", caused by ".join(dict.fromkeys(told))
+    reasons = [f"{type(each).__name__}: {(str(each).splitlines() or [''])[0].rstrip('.')}" for each in (error, first)]
+    return ", caused by ".join(dict.fromkeys(reasons))
 
 
 def _saved(path: str, split: str | None) -> Dataset:

@@ -90,8 +90,8 @@ def _model_type(role: str) -> Rule:
             why = "RLinf's value network is separate; here it is a head on the same layers"
             return write({f"actor.model.{key}": each for key, each in _MLP.items()}, why)
         if kind := _vla(source):
-            told = source("env.train.init_params.task_description") or _INSTRUCTION
-            values: dict[str, Value] = {"actor.model.type": kind, "actor.model.instruction": told}
+            instruction = source("env.train.init_params.task_description") or _INSTRUCTION
+            values: dict[str, Value] = {"actor.model.type": kind, "actor.model.instruction": instruction}
             if kind == "vlm_tokens":
                 values["actor.model.action_bins"] = _BINS
             if why := _other_network(source):

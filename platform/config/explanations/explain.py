@@ -119,8 +119,8 @@ def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     inside = list(_inside(key, value, where)) if isinstance(value, dict) and value else []
     if key in foreign_sections():
         system, target = foreign_sections()[key]
-        told = f"`{name}` is {system}'s section; here its keys go to {target}"
-        yield from inside or [Problem(key, told, where=where(key))]
+        message = f"`{name}` is {system}'s section; here its keys go to {target}"
+        yield from inside or [Problem(key, message, where=where(key))]
         return
     foreign = translate(key)
     if foreign is not None and not (inside and foreign.here):

@@ -103,15 +103,15 @@ def check_options(folder: str, key: str) -> None:
         return
     with reading(key, "cannot be loaded", folder):
         options = json.loads(read_regular(file, MAX_JSON).decode("utf-8-sig"))
-        told = [f"config.json: {each}" for each in _absurd(options, "")]
+        messages = [f"config.json: {each}" for each in _absurd(options, "")]
         # transformers reads any file that the index names, also a device
         for index in sorted(Path(folder).glob("*.index.json")):
             if index.with_name(index.name.removesuffix(".index.json")).is_file():
                 continue  # the weights are in one file
             content = json.loads(read_regular(index, MAX_JSON).decode("utf-8-sig"))
             problem = _index_problem(Path(folder), content) if isinstance(content, dict) else "holds no JSON object"
-            told += [f"{index.name}: {problem}"] if problem else []
-    problems = [Problem(key, each, value=folder) for each in told]
+            messages += [f"{index.name}: {problem}"] if problem else []
+    problems = [Problem(key, each, value=folder) for each in messages]
     if problems:
         raise ConfigError(problems)
 

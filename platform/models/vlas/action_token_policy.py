@@ -59,7 +59,7 @@ class ActionTokenPolicy(nn.Module):
         # other tokens than those of images, which PaliGemma has at the end of its vocabulary too
         free = [token for bin in range(bins) if (token := self.vocabulary - 1 - bin) != config.image_token_id]
         placeholders = [free[number % len(free)] for number in range(components)]
-        prompts = [[*self.vision.tokens, *told] for told in self.instruction_tokens]
+        prompts = [[*self.vision.tokens, *instruction] for instruction in self.instruction_tokens]
         longest = max(map(len, prompts))
         # padded on the left, so that placeholders and the prompt's last token are at the same positions in all rows
         rows = [[0] * (longest - len(prompt)) + prompt + placeholders for prompt in prompts]

@@ -157,13 +157,14 @@ class SmolVLANetwork(PreTrainedModel):
 
     def prefix(self, instructions: Instructions, tasks: Tensor, images: Tensor | None, state: Tensor) -> Prefix:
         """Reads images [B,C,3,H,W], the instructions `tasks` [B] and the state [B,S]. See `FlowNetwork`."""
-        words, told = instructions(tasks)
+        words, word_mask = instructions(tasks)
         scale = math.sqrt(words.shape[-1])
-        parts, masks = [words * scale, self.state_proj(state)[:, None]], [told, told.new_ones(told.shape[0], 1)]
+        parts = [words * scale, self.state_proj(state)[:, None]]
+        masks = [word_mask, word_mask.new_ones(word_mask.shape[0], 1)]
         if images is not None:
             features = self.vlm.connector(self.vlm.vision_model(pixel_values=images.flatten(0, 1)).last_hidden_state)
             features = features.reshape(images.shape[0], -1, features.shape[-1]) * scale
-            parts, masks = [features, *parts], [told.new_ones(features.shape[:2]), *masks]
+            parts, masks = [features, *parts], [word_mask.new_ones(features.shape[:2]), *masks]
         embedded, mask = torch.cat([part.to(words.dtype) for part in parts], dim=1), torch.cat(masks, dim=1)
         # images and instruction see each other, the state sees all
         blocks = F.pad(torch.zeros_like(mask[:, 1:]), (0, 1), value=1)

@@ -276,8 +276,8 @@ def _pixels(config: Config) -> tuple[int, int]:
 def _instruction(config: Config) -> int:
     """Returns the number of tokens of the longest instruction and the new line behind it."""
     model = config.actor.model
-    told = [model.instruction or "", *(task.instruction or "" for task in config.env.tasks)]
-    letters = max(len(text.encode()) for text in told)
+    instructions = [model.instruction or "", *(task.instruction or "" for task in config.env.tasks)]
+    letters = max(len(text.encode()) for text in instructions)
     return letters + 1 if model.tokenizer == "bytes" else letters // LETTERS + 1
 
 
