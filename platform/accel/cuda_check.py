@@ -55,7 +55,7 @@ def agrees(decoder: FusedDecoder, device: torch.device, dtype: torch.dtype, *, f
     """Returns whether the kernels agree with plain torch on `device`; warns if not. flash: as `PagedPrefill`."""
     try:
         with torch.inference_mode(), current(device):
-            _Comparison(decoder, device, dtype).run(flash)
+            _KernelComparison(decoder, device, dtype).run(flash)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         logger.warning("the Triton kernels of generation do not work here (%s): generation uses plain torch", reason)
@@ -69,7 +69,7 @@ class _Norm:
     variance_epsilon: float
 
 
-class _Comparison:
+class _KernelComparison:
     def __init__(self, decoder: FusedDecoder, device: torch.device, dtype: torch.dtype) -> None:
         layer = decoder.layers[0]
         self.layer, self.device, self.dtype = layer, device, dtype

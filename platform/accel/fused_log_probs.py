@@ -36,14 +36,14 @@ def fused_log_probs(
     return log_probs, None if statistic == "none" else entropies
 
 
-class _LogProbsContext(AutogradContext):
+class _FusedLogProbsContext(AutogradContext):
     options: tuple[float, Statistic, LogitTransform, torch.dtype]
 
 
 class _FusedLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _LogProbsContext,
+        ctx: _FusedLogProbsContext,
         states: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -66,7 +66,7 @@ class _FusedLogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _LogProbsContext, of_log_probs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _FusedLogProbsContext, of_log_probs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, targets, norms, entropies = ctx.saved_tensors
         temperature, statistic, transform, dtype = ctx.options
         matrix, of_states = weight.to(dtype), []
