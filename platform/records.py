@@ -122,7 +122,7 @@ class Trajectory:
     reward_parts: tuple[tuple[str, float], ...] = ()
     outcome: str = ""
     verdict: str = ""
-    routes: Tensor | None = field(default=None, compare=False, repr=False)
+    routes: Int[Tensor, "tokens layers k"] | None = field(default=None, compare=False, repr=False)
     rows: tuple[Trajectory, ...] = ()
     continues: bool = False
 

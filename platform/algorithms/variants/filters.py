@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rl_platform.records import Trajectory
 from rl_platform.user_code import Extension
+
+if TYPE_CHECKING:
+    from rl_platform.algorithms.shapes import BoolB
 
 
 @runtime_checkable
@@ -40,15 +42,16 @@ SAMPLES = Extension(
 )
 
 
-def selection(name: str) -> Callable[[Sequence[Trajectory]], Tensor]:
+def selection(name: str) -> Callable[[Sequence[Trajectory]], BoolB]:
     """Returns a function from responses to [B] bool: those that the user's filter selects.
 
     Responses without a score are not shown to it. Raises ConfigError for a filter that cannot be imported.
     """
     function: SampleFilter = SAMPLES.load(name)
 
-    def select(trajectories: Sequence[Trajectory]) -> Tensor:
-        return torch.tensor([each.valid and decision(SAMPLES, name, function, each) for each in trajectories])
+    def select(trajectories: Sequence[Trajectory]) -> BoolB:
+        selected = [each.valid and decision(SAMPLES, name, function, each) for each in trajectories]
+        return torch.tensor(selected, dtype=torch.bool)
 
     return select
 

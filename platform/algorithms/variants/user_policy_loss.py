@@ -24,12 +24,18 @@ class PolicyLoss(Protocol):
     """A policy loss, of either task."""
 
     def __call__(
-        self, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm, /
-    ) -> tuple[Tensor, Metrics]:
+        self,
+        log_probs: FloatBT,
+        old_log_probs: FloatBT,
+        advantages: FloatBT,
+        mask: BoolBT | None,
+        algorithm: Algorithm,
+        /,
+    ) -> tuple[FloatBT, Metrics]:
         """Returns the loss of each position [B,T] and metrics.
 
-        Called for each micro-batch with tensors [B,T] that are 0 outside the mask, of which `log_probs` has a gradient.
-        The loss has a gradient, too, even where it is 0. mask [B,T] bool; None: every position counts. `algorithm`: the
+        The platform calls it for each micro-batch. The tensors [B,T] are 0 outside the mask, and `log_probs` has a
+        gradient. The loss has a gradient, too, even where it is 0. mask: None if every position counts. algorithm: the
         section of the config.
         """
 
