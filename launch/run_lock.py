@@ -4,7 +4,7 @@ The lock is the kernel's lock on the file `lock`, which ends with the process th
 Child processes do not inherit it. The file names the holder and is removed with the lock. Locks of some shared file
 systems do not reach other machines. A file that names another machine, or this one before it was restarted, therefore
 counts as held while its holder touches it. A Slurm job that was requeued takes over the lock of its earlier start at
-once. Reading a run needs no lock; `is_running` tells whether one is held. Not covered: two runs within one process.
+once. Reading a run needs no lock; `is_running` returns whether one is held. Not covered: two runs within one process.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def is_running(folder: Path) -> bool:
 
 
 def _is_locked(descriptor: int) -> bool | None:
-    """Returns whether another process holds the kernel's lock on a file; None if the system or the file system cannot
-    tell. Takes no lock itself: a run that starts at this moment would be refused."""
+    """Returns whether another process holds the kernel's lock on a file; None if the system or the file system does
+    not report it. Takes no lock itself: a run that starts at this moment would be refused."""
     if sys.platform != "linux":
         return None
     layout = "hhqqi"  # struct flock: type, whence, start, length, process

@@ -18,10 +18,10 @@ ANSWER_S = 10.0
 
 
 def prepare_loading(name: str) -> None:
-    """Must be called before something is loaded that may be an id of the hub, and before `datasets` is imported.
+    """Makes this process and its children read only the local cache of the hub if the hub does not answer.
 
-    If it is not on this machine and the hub does not answer, this process, and those that it starts, read the local
-    cache of the hub alone from then on.
+    Does nothing if `name` is a path on this machine. The caller calls it before it loads `name`, which may be an id of
+    the hub, and before it imports `datasets`.
     """
     if not Path(name).expanduser().exists():
         _use_cache_without_hub()
@@ -34,7 +34,9 @@ def _use_cache_without_hub() -> None:
     if constants.is_offline_mode() or (reason := _unreachable(constants.ENDPOINT)) is None:
         return
     logger.warning(
-        "%s cannot be reached (%s): what has an id of the hub is read from its local cache", constants.ENDPOINT, reason
+        "%s cannot be reached (%s): models and data with an id of the hub are read from its local cache",
+        constants.ENDPOINT,
+        reason,
     )
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True

@@ -60,8 +60,10 @@ class Stop:
         self._answered = self._expired = self._droppable = False
 
     def due(self) -> bool:
-        """Returns whether the run ends after this step. Must be called when the work of a step is done: if it returns
-        True, the grace period does not cut off the checkpoint that follows."""
+        """Returns whether the run ends after this step. The loop calls it when the work of a step is done.
+
+        If it returns True, the grace period does not cut off the checkpoint that follows.
+        """
         self._answered = self.number is not None
         return self._answered
 
@@ -84,7 +86,7 @@ class Stop:
             self._droppable = False
 
     def drops(self, number: int) -> bool:
-        """Returns whether a signal that `accept` refused raises `dropped()`. Called by the signal handler."""
+        """Returns whether a signal that `accept` refused raises `dropped()`. The signal handler calls it."""
         return self._droppable and self._expired and number != signal.SIGINT
 
     def dropped(self) -> StepDropped:
@@ -93,7 +95,7 @@ class Stop:
         return StepDropped(self.number)
 
     def accept(self, number: int) -> bool:
-        """Returns whether the run waits for the end of the step. Called by the signal handler."""
+        """Returns whether the run waits for the end of the step. The signal handler calls it."""
         interrupt, first = number == signal.SIGINT, self.number is None
         if self._expired or (interrupt and not first) or (not interrupt and self._grace_s == 0):
             return False
@@ -177,10 +179,10 @@ def handle_signals() -> None:
 
 
 def wake_main_thread() -> None:
-    """From now on, each signal with a Python handler interrupts what the main thread waits for. Must be called there.
+    """From now on, each signal with a Python handler interrupts a waiting main thread. The main thread calls it.
 
-    The kernel gives a signal to any thread of the process, but Python's handlers run in the main thread: it would see
-    the signal only at the end of its system call, which may wait forever.
+    The kernel gives a signal to any thread of the process, but Python's handlers run in the main thread. They would run
+    only at the end of its system call, which may wait forever.
     """
     signal.signal(signal.SIGURG, lambda *_: None)  # without a handler it would interrupt nothing
     signal.set_wakeup_fd(_wake_up_pipe(os.getpid()), warn_on_full_buffer=False)
@@ -231,7 +233,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # one that is not Python's
+            if handler is not None:  # None: a handler that is not Python's
                 signal.signal(number, handler)
         if own:
             _signals.ends_process, _signals.raises, _signals.leaving = True, False, False

@@ -1,4 +1,4 @@
-"""A process of the user lends itself to a run, and gets its settings back."""
+"""A run within a process of the user: one at a time, and the settings of the process are restored after it."""
 
 from __future__ import annotations
 

@@ -57,13 +57,13 @@ class Spares:
         self._warned: Failure | None = None  # the last one
 
     def ended(self, which: np.ndarray) -> None:
-        """Must be called for valid episodes that ended, before they are reset."""
+        """Records the lengths of valid episodes that ended. The caller calls it before it resets them."""
         self._longest[which] = np.maximum(self._longest[which], self._lengths[which])
         for i in which.tolist():
             self._latest.pop(i, None)
 
     def begun(self, which: np.ndarray) -> None:
-        """Must be called for environments that have begun an episode."""
+        """Deletes the failures in `reset` of environments that have begun an episode."""
         if self._latest:
             for i in which.tolist():
                 if i in self._latest and self._latest[i].step == 0:

@@ -32,7 +32,7 @@ Item = TypeVar("Item", contravariant=True)
 
 
 class ScoringSpec(Protocol[Item]):
-    """What a scoring process loads: a verifier, or a tool, whose score is its answer. It can be pickled."""
+    """A verifier or a tool that a scoring process loads. The score of a tool is its answer. A spec can be pickled."""
 
     @property
     def key(self) -> str:

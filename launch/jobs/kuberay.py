@@ -57,7 +57,7 @@ def _manifest(arguments: Arguments, config: Config, name: str) -> str:
 
     nodes: dict[str, object] = {
         "rayVersion": version("ray"),
-        "authOptions": {"mode": "token"},  # who does not have the token of the cluster cannot join or submit
+        "authOptions": {"mode": "token"},  # joining the cluster and submitting to it need its token
         "headGroupSpec": {"rayStartParams": {}, "template": _pod("ray-head", limits, image, claim)},
     }
     if (workers := cluster.num_nodes - 1) > 0:

@@ -36,7 +36,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))  # jobs that share a node do not meet
 # not --ip-address, which is 127.0.1.1 where /etc/hosts names the machine so
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --all-ip-addresses | awk '{{print $1; exit}}')
 export RAY_ADDRESS="$address:$port"  # what cluster.address=auto joins
-RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')  # who does not have it cannot join
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')  # other users of the nodes cannot join without it
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 export RAY_worker_niceness=0 MALLOC_ARENA_MAX=1  # as where a run starts Ray itself
 step=(srun --overlap --cpu-bind=none --cpus-per-task="$SLURM_CPUS_ON_NODE")

@@ -1,7 +1,7 @@
 """Recordings: actions and the results of environments, step by step, and the rollout batch made of them.
 
-Here for policies that choose one action per step; those with hidden states and chunks of actions are in
-`policy_recordings/`. How environments are stepped and observations normalised is in environment.py.
+This module records policies that choose one action per step. `policy_recordings/` records hidden states and chunks of
+actions. `environment.py` steps the environments and normalises observations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the component names in the keys of `cluster.component_placement`.
 
-Shared by the rules of the config, which know no machines, and the grammar of placements. Not covered: whether a run has
-such a component, and where it is placed.
+The rules of the config, which read no inventory of machines, and the grammar of placements share it. Not covered:
+whether a run has such a component, and where it is placed.
 """
 
 from __future__ import annotations

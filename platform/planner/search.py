@@ -97,7 +97,8 @@ class Search:
         model = CostModel(variant.config, self.shapes, self.devices, self.basis)
         best = math.inf
         groupings = self._groupings()
-        if variant.config.runner.max_staleness > self.config.runner.max_staleness:  # who generates must not train
+        # rollouts ahead of training need processes that do not train
+        if variant.config.runner.max_staleness > self.config.runner.max_staleness:
             groupings = [one for one in groupings if not any("rollout" in names and "actor" in names for names in one)]
         for keys in _splits(groupings, self.available, self.first_kind, coarse=coarse):
             held = _hold_whole_copies(variant.config, keys, variant.rollout_devices)

@@ -70,7 +70,7 @@ def test_without_the_hub_its_cache_is_read_at_once(tmp_path: Path) -> None:
     assert printed == ["acme/small", "LocalEntryNotFoundError", "{}", "1"]
     assert told.splitlines() == [
         "http://127.0.0.1:9 cannot be reached ([Errno 111] Connection refused): "
-        "what has an id of the hub is read from its local cache"
+        "models and data with an id of the hub are read from its local cache"
     ]
 
 

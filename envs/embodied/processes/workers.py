@@ -24,7 +24,7 @@ from rl_platform.envs.embodied.descriptions import EnvSetup
 from rl_platform.envs.embodied.processes.worker import START_TIMEOUT_S, EnvWorker, cpu_shares
 from rl_platform.errors import Deadline, WorkerDied
 
-_current_cpu = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)  # macOS does not tell it
+_current_cpu = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)  # macOS has no such function
 logger = logging.getLogger(__name__)
 
 

@@ -46,7 +46,7 @@ class _Busy(Exception):
 def inspect_remote(description: EnvDescription, *, limited: bool = True) -> EnvFacts:
     """Returns the facts that the servers report. Raises ConfigError if one does not answer or has another environment.
 
-    limited: as of `inspect_env`.
+    limited: as in `inspect_env`.
     """
     for address in description.addresses:
         if (address, description.id) not in _known:
@@ -247,7 +247,7 @@ class RemoteWorker:
         if method == "save":
             if self._index == 0:
                 logger.warning("environments of servers (env.address) are not saved: a resumed run begins new episodes")
-            # as EnvBlock.save returns it for an environment that cannot be saved
+            # EnvBlock.save returns the same for an environment that cannot be saved
             state = pickle.dumps((None, 0.0, 0, (UNREPORTED, UNREPORTED)))
             self._answer = [state] * (self._rows.stop - self._rows.start)
         elif method == "render":
@@ -264,7 +264,10 @@ class RemoteWorker:
             raise self._died(doing, error) from error
 
     def wait(self, doing: str, timeout_s: float, buffers: Buffers, since: float | None = None) -> Any:
-        """As of `EnvWorker`."""
+        """Returns the result of the latest command. Raises Deadline, WorkerDied or WorkerError.
+
+        since: the start of the timeout (time.monotonic); None: now.
+        """
         if self._answer is not None:
             answer, self._answer = self._answer, None
             return answer

@@ -131,9 +131,9 @@ class Watch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def begin(self) -> bool:
-        """Returns whether the environments were stopped since the last command. Must be called before each command.
+        """Starts the deadline of a command; returns whether the environments were stopped since the last command.
 
-        Raises EOFError if the connection has ended."""
+        The caller calls it before each command. Raises EOFError if the connection has ended."""
         with self._lock:
             if self._ending:
                 raise EOFError("the connection ended")
@@ -143,7 +143,7 @@ class Watch:
             return halted
 
     def done(self) -> None:
-        """Must be called after the environments were built and after each command."""
+        """Starts the time without commands: called after the environments were built and after each command."""
         with self._lock:
             self._working, self._deadline = False, time.monotonic() + self._silence_s
 

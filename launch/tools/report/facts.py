@@ -77,8 +77,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class VerdictRule:
-    """asks: the question that it answers. needs: metrics without which it has no finding, or other `SOURCES`."""
+    """A rule of the verdict. question: the question that it answers. needs: metrics without which it has no finding, or
+    other `SOURCES`."""
 
-    asks: str
+    question: str
     needs: tuple[str, ...]
     check: Callable[[Facts], Finding | None]

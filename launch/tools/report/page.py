@@ -92,7 +92,7 @@ def _run(run: ReportedRun, index: int) -> Tree:
         "progress": progress(facts),
         "enough": len(rows) >= FEW_STEPS,
         "answers": [
-            {"asks": each.asks, "finding": each.finding and vars(each.finding), "missing": each.missing}
+            {"question": each.question, "finding": each.finding and vars(each.finding), "missing": each.missing}
             for each in judge(facts)
         ],
         "axes": {name: _positions(run, name) for name in AXES if name != "step"},

@@ -17,7 +17,7 @@ from rl_platform.launch.views.headline import number
 class Answer:
     """The answer of a rule. missing: what the run lacks, so that the rule was not checked."""
 
-    asks: str
+    question: str
     finding: Finding | None
     missing: tuple[str, ...] = ()
 
@@ -27,7 +27,7 @@ def judge(facts: Facts) -> list[Answer]:
     answers = []
     for rule in RULES:
         missing = tuple(name for name in rule.needs if not SOURCES.get(name, partial(Facts.values, metric=name))(facts))
-        answers.append(Answer(rule.asks, None if missing else rule.check(facts), missing))
+        answers.append(Answer(rule.question, None if missing else rule.check(facts), missing))
 
     def rank(answer: Answer) -> int:
         return len(LEVELS) if answer.finding is None else LEVELS.index(answer.finding.level)

@@ -1,7 +1,7 @@
 """Runs the points of a sweep, several at a time, each as a process of its own.
 
-Points share the cores: a point computes with `cores / jobs` threads. They share the GPUs, too: each sees an equal part
-of them, or one if there are fewer than jobs.
+Each point computes with `cores / jobs` threads. It gets an equal part of the GPUs, or one GPU if there are fewer GPUs
+than jobs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHOWN = 8  # last lines of a failed point
 
 
 class PointSource(Protocol):
-    """Gives points to run and learns how they ended. total: the number of points that it gives."""
+    """Returns the points to run and receives the end of each. total: the number of its points."""
 
     total: int
 
@@ -37,10 +37,10 @@ class PointSource(Protocol):
         """Returns a point, None if there is none now."""
 
     def hopeless(self, point: SweepPoint) -> bool:
-        """Returns whether a running point is not worth its time."""
+        """Returns whether a running point is stopped before its end."""
 
     def ended(self, point: SweepPoint, reason: str) -> None:
-        """reason: `exit code 0`, `killed by SIGKILL`, or `pruned`."""
+        """Receives the end of a point. reason: `exit code 0`, `killed by SIGKILL`, or `pruned`."""
 
 
 @dataclass

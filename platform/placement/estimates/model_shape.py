@@ -67,7 +67,7 @@ class ModelShape:
 
     @cached_property
     def projections(self) -> int:
-        """Parameters of one layer's attention matrices."""
+        """Returns the number of parameters of one layer's attention matrices."""
         latent = self.latent
         if latent is None:
             return self.hidden * (2 * self.attention_width + 2 * self.kv_width)
@@ -79,46 +79,46 @@ class ModelShape:
 
     @cached_property
     def matrices_per_layer(self) -> int:
-        """Parameters of one layer's matrices: of a layer with experts, if there are any."""
+        """Returns the number of parameters of one layer's matrices: of a layer with experts, if there are any."""
         shared = 3 * self.hidden * self.shared + self.hidden * self.shared_gate
         router = self.hidden * self.experts
         return self.projections + self._network * max(self.experts, 1) + router + shared
 
     @property
     def _network(self) -> int:
-        """Parameters of one feed-forward network; biases only of experts, which are rows of a matrix."""
+        """Returns the number of parameters of one feed-forward network, with biases of experts: rows of a matrix."""
         biases = (2 * self.intermediate + self.hidden) * self.expert_bias
         return (2 + self.gated) * self.hidden * self.intermediate + biases
 
     @property
     def matrices(self) -> int:
-        """Parameters of the matrices of all layers."""
+        """Returns the number of parameters of the matrices of all layers."""
         return self.layers * self.matrices_per_layer - self._less
 
     @property
     def _less(self) -> int:
-        """Parameters that layers with experts have more than the first layers, of all those."""
+        """Returns the number of parameters by which all dense layers are smaller than layers with experts."""
         dense = self.projections + 3 * self.hidden * self.dense_intermediate
         return self.dense_layers * (self.matrices_per_layer - dense)
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of all experts of all layers."""
+        """Returns the number of parameters of all experts of all layers."""
         return self._network * self.experts * (self.layers - self.dense_layers)
 
     @property
     def inactive_parameters(self) -> int:
-        """Parameters of the experts of all layers that a token does not go through."""
+        """Returns the number of parameters of experts that a token does not go through, in all layers."""
         return self.expert_parameters * (self.experts - self.active_experts) // max(self.experts, 1)
 
     @property
     def feed_forward_width(self) -> int:
-        """Channels of one token between the feed-forward matrices, of all its experts."""
+        """Returns the channels of one token between the feed-forward matrices, of all its experts."""
         return self.intermediate * max(self.active_experts, 1) + self.shared
 
     @cached_property
     def layer_parameters(self) -> int:
-        """Parameters of one layer: of one with experts, if there are any."""
+        """Returns the number of parameters of one layer: of one with experts, if there are any."""
         biases = (self.attention_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
         biases += ((1 + self.gated) * self.intermediate + self.hidden) * self.mlp_bias
         biases += self.heads * self.sinks + self.experts * self.expert_bias
@@ -128,12 +128,12 @@ class ModelShape:
 
     @cached_property
     def decoder_parameters(self) -> int:
-        """Parameters of all layers."""
+        """Returns the number of parameters of all layers."""
         return self.layers * self.layer_parameters - self._less
 
     @property
     def linear_layers(self) -> dict[str, int]:
-        """Last names of the linear layers that adapters can target, with their channels in and out over all layers.
+        """Returns the channels in and out of the linear layers that adapters can target, by last name, over all layers.
 
         transformers keeps the experts of a layer in one tensor, which has no adapters.
         """
@@ -163,14 +163,14 @@ class ModelShape:
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of the output head: 0 if it is the embedding, with a bias for values."""
+        """Returns the number of parameters of the output head: 0 if it is the embedding. A value head has a bias."""
         if self.value_head:
             return self.hidden + 1
         return 0 if self.tied else self.vocabulary * self.hidden
 
     @property
     def outer_parameters(self) -> int:
-        """Parameters outside the layers: embedding, last norm, head."""
+        """Returns the number of parameters outside the layers: embedding, last norm, head."""
         return self.vocabulary * self.hidden + self.hidden + self.head_parameters
 
     @property
@@ -179,23 +179,23 @@ class ModelShape:
 
     @property
     def largest_tensor(self) -> int:
-        """Number of elements of the largest parameter: the embedding, or gate and up matrices of all experts."""
+        """Returns the size of the largest parameter: the embedding, or gate and up matrices of all experts."""
         return self.hidden * max(self.vocabulary, 2 * self.intermediate * max(1, self.experts))
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses."""
+        """Returns the number of parameters that one token uses."""
         return self.parameters - self.inactive_parameters
 
     @property
     def products_per_token(self) -> int:
-        """Multiply-adds of one token's forward, without attention scores."""
+        """Returns the multiply-adds of one token's forward pass, without attention scores."""
         head = self.hidden * (1 if self.value_head else self.vocabulary)
         return self.matrices - self.inactive_parameters + head
 
     @property
     def whole_kv_elements_per_token(self) -> int:
-        """Cached numbers of the built-in engine, which keeps the keys and values of all heads, of one width."""
+        """Returns the cached numbers of a token in the built-in engine, which stores keys and values of all heads."""
         if self.latent is None:
             return self.kv_elements_per_token
         return self.layers * 2 * self.heads * max(self.head_dim, self.latent.value)

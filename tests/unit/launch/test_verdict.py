@@ -177,24 +177,26 @@ CASES = [
 ]
 
 
-def answer(asks: str, run: Facts) -> Answer:
-    (found,) = [each for each in judge(run) if asks in each.asks]
+def answer(question: str, run: Facts) -> Answer:
+    (found,) = [each for each in judge(run) if question in each.question]
     return found
 
 
-@pytest.mark.parametrize(("asks", "title", "fires", "quiet"), CASES, ids=[f"{case[0]}: {case[1]}" for case in CASES])
-def test_rules(asks: str, title: str, fires: Facts, quiet: Facts) -> None:
-    found = answer(asks, fires).finding
+@pytest.mark.parametrize(
+    ("question", "title", "fires", "quiet"), CASES, ids=[f"{case[0]}: {case[1]}" for case in CASES]
+)
+def test_rules(question: str, title: str, fires: Facts, quiet: Facts) -> None:
+    found = answer(question, fires).finding
     assert found is not None
     assert title in found.title
     assert any(character.isdigit() for character in found.evidence) or "not finite" in found.evidence
     assert found.advice
     assert all(definition_of(metric) for metric in found.metrics)
-    assert answer(asks, quiet).finding is None
+    assert answer(question, quiet).finding is None
 
 
 def test_every_rule_has_a_case_and_known_metrics() -> None:
-    assert [rule.asks for rule in RULES if not any(case[0] in rule.asks for case in CASES)] == []
+    assert [rule.question for rule in RULES if not any(case[0] in rule.question for case in CASES)] == []
     needs = {name for rule in RULES for name in rule.needs}
     assert [name for name in needs - SOURCES.keys() if definition_of(name) is None] == []
 
