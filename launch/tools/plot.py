@@ -156,7 +156,7 @@ def _default_metrics(runs: Sequence[Path], rows: Sequence[Sequence[dict[str, flo
     wanted = [name for one in headlines for name in (one.objective, one.validation, *one.rates.values())]
     reported = [name for name in dict.fromkeys(wanted) if name in present]
     if not reported:
-        if not present:
+        if not present - {"step"}:  # lines that hold the step only stand for metrics that are lost
             raise DataError(f"no step is finished yet in {', '.join(map(str, runs))}")
         raise DataError(f"name a --metric; the runs have: {', '.join(sorted(present - {'step'}))}")
     return reported

@@ -191,6 +191,27 @@ def test_a_checkpoint_that_is_gone_and_what_to_type_instead(command, trained: Pa
     assert f"A run that was stopped begins again: platform-launch {trained}/config.yaml" in ended.err
 
 
+def test_a_full_disk_keeps_the_earlier_evaluation(command, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> int:
+        path.write_bytes(b"half of")
+        raise OSError(28, "No space left on device")
+
+    evaluate = ("--eval", trained, "env.evaluation.video=false")
+    assert command(*evaluate).code == 0
+    before = {path: path.read_bytes() for path in (trained / "evaluation").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        ended = command(*evaluate)
+    numbers = trained / "evaluation" / "step-00000004.json"
+    assert (ended.code, f"{numbers} cannot be written: No space left on device" in ended.err) == (65, True), ended.err
+    assert {path: path.read_bytes() for path in (trained / "evaluation").iterdir()} == before
+    with monkeypatch.context() as patch:
+        patch.setattr("rl_platform.launch.saved.evaluation.unwritable", lambda folder: f"{folder} is not writable")
+        ended = command(*evaluate)
+    assert (ended.code, f"--eval: {trained}/evaluation is not writable" in ended.err) == (2, True), ended.err
+    assert "most likely actions" not in ended.out, "it is said before the episodes"
+
+
 def test_a_copy_beside_a_checkpoint_is_none(command, trained: Path) -> None:
     newest = trained / "checkpoints" / "step-00000004"
     for name in ("step-00000004.bak", "step-00000004 copy", "step-4_old", "step-9"):

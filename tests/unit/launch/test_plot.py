@@ -142,10 +142,11 @@ def test_dollar_signs_are_no_formulas(tmp_path: Path, tool) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_a_run_without_steps(tmp_path: Path, tool) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    ended = tool("plot", tmp_path, "-o", tmp_path / "curves.png")
-    assert ended.code == 65
-    assert f"no step is finished yet in {tmp_path}" in ended.err
+    for lines in ("", '{"step": 1}\n'):  # a step whose metrics are lost
+        (tmp_path / "metrics.jsonl").write_text(lines)
+        ended = tool("plot", tmp_path, "-o", tmp_path / "curves.png")
+        assert ended.code == 65
+        assert f"no step is finished yet in {tmp_path}" in ended.err
 
 
 def test_runs_of_two_tasks_have_no_common_median(tmp_path: Path) -> None:
