@@ -320,6 +320,21 @@ def test_the_table_of_what_to_read_first_has_the_sizes_of_its_files():
     assert not problems, "\n".join(problems)
 
 
+def test_the_page_names_gradients_and_c_functions_outside_of_accelerators():
+    section = PAGE.partition("### Gradients and C functions")[2].partition("\n## ")[0]
+    named = {path for pattern in re.findall(r"`([\w/.]+(?:/|\.py))`", section) for path in below(ROOT / pattern)}
+    own = re.compile(r"^import ctypes\b|\(torch\.autograd\.Function\):", re.MULTILINE)
+    outside = {path for path in source_files() if extra_of(str(path.relative_to(ROOT))) != "rl_platform.accel"}
+    written = {path for path in outside if own.search(path.read_text(encoding="utf-8"))}
+    assert len(written) > 5
+    assert written - named == set(), "docs/architecture.md does not name these files"
+    assert [path for path in named - written if path.parent.name not in ("accel", "sandbox")] == []
+
+
+def below(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
 def test_folders_of_a_level_import_each_other_without_a_cycle():
     imported: dict[str, dict[str, str]] = {area: {} for area in LEVEL}  # where an area imports another one
     for path in source_files():
