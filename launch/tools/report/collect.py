@@ -16,7 +16,7 @@ from urllib.parse import quote
 import yaml
 
 from rl_platform.config.layers import value_at
-from rl_platform.config.source import CoreLoader
+from rl_platform.config.source import YamlReader
 from rl_platform.errors import ConfigError, DataError, PlatformError
 from rl_platform.launch.run_lock import is_running
 from rl_platform.launch.tools.report.devices import busy_devices, rank_seconds
@@ -168,10 +168,14 @@ def _run(path: Path, name: str, page: Path, room: int) -> ReportedRun:
 
 def _config(folder: Path, lacks: dict[str, str]) -> Line:
     try:
-        tree = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), CoreLoader)
-        if isinstance(tree, dict) and all(isinstance(section, dict) for section in tree.values()):
+        reader = YamlReader("config.yaml")  # which refuses aliases that repeat one another without end
+        tree = reader.read((folder / "config.yaml").read_text(encoding="utf-8"))
+        if reader.problems:
+            lacks["config"] = f"config.yaml cannot be read: {reader.problems[0].message}."
+        elif isinstance(tree, dict) and all(isinstance(section, dict) for section in tree.values()):
             return dict(without_secrets(tree))
-        lacks["config"] = "config.yaml is not the config of a run."
+        else:
+            lacks["config"] = "config.yaml is not the config of a run."
     except FileNotFoundError:
         lacks["config"] = "The folder has no config.yaml."
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

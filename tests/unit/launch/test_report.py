@@ -124,6 +124,13 @@ class TestCollect:
         assert run.lacks["curves"] == "metrics.jsonl has no finished step yet."
         assert data_of(page([run]))["runs"][0]["progress"] == "There is no objective or validation yet."
 
+    def test_a_config_whose_aliases_repeat_one_another(self, tmp_path: Path) -> None:
+        folder = make_run(tmp_path / "run")
+        levels = [f"s{level}: &s{level} {{a: *s{level - 1}, b: *s{level - 1}}}" for level in range(1, 20)]
+        (folder / "config.yaml").write_text("\n".join(["s0: &s0 {x: 1}", *levels]))
+        (run,) = collect([folder], tmp_path / "report.html")
+        assert "each alias counted with all that it repeats" in run.lacks["config"]
+
     def test_damaged_lines_are_said_and_the_rest_is_shown(self, tmp_path: Path) -> None:
         folder = make_run(tmp_path / "run")
         with open(folder / "samples.jsonl", "a") as file:
