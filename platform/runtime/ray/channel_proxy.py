@@ -117,11 +117,18 @@ class ChannelRegistry:
             return self._send_buffers.get(address.number)
 
     def flush(self, producer: str) -> None:
-        """Returns when all items of this producer are in their channels. Raises the error of those that are not."""
+        """Returns when all items of this producer are in their channels. Raises the first error of those that are not,
+        and no error of them again."""
         with self._lock:
             send_buffers = list(self._send_buffers.values())
+        failures: list[Exception] = []
         for send_buffer in send_buffers:
-            send_buffer.flush(producer)
+            try:
+                send_buffer.flush(producer)
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def unpacked(self, items: Sequence[object]) -> list[object]:
         return unpack_items(items, self.references, self.transport)

@@ -13,6 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -205,7 +206,12 @@ class HostActor:
     def _start(self, rank: RankThread, method: str, arguments: Packed, answer: Future[Answer]) -> None:
         def run(component: object) -> Packed:
             args, kwargs = unpack(arguments, self._names, copy=True)
-            result = getattr(component, method)(*args, **kwargs)
+            try:
+                result = getattr(component, method)(*args, **kwargs)
+            except BaseException:
+                with suppress(Exception):  # else the next call would raise the errors of this one's items
+                    self._names.registry.flush(rank.label)
+                raise
             self._names.registry.flush(rank.label)  # before the caller learns that the items are there
             return pack(result, self._names)
 

@@ -78,11 +78,13 @@ class SendBuffer:
             raise error
 
     def flush(self, producer: str = "") -> None:
-        """Returns when the items of this producer and of threads named after it have arrived. Raises their error."""
+        """Returns when the items of this producer and of threads named after it have arrived. Raises their first error,
+        and none of them again."""
         with self._changed:
             self._changed.wait_for(lambda: not any(name.startswith(producer) for name in self._unsettled))
-            for name in [name for name in self._failures if name.startswith(producer)]:
-                self._raise_failure(name)
+            failures = [self._failures.pop(name) for name in list(self._failures) if name.startswith(producer)]
+        if failures:
+            raise failures[0]
 
     def assume_full(self) -> None:
         """Treats the channel as full, so that the next put waits."""

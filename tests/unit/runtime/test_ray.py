@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -100,6 +100,16 @@ class Worker:
         channel.put(0)  # tells of the room
         closed.get()
         channel.put(1)
+
+    def wait_and_put_twice(self, channels: Sequence[Any], closed: Any, error: Exception | None) -> None:
+        self.seen = [*channels]  # so that what failed outlives the call
+        for channel in channels:
+            channel.put(0)  # tells of the room
+        closed.get()
+        for channel in channels:
+            channel.put(1)
+        if error is not None:
+            raise error
 
     def consume(self, channel: Any) -> list[Any]:
         return drained(channel)
@@ -302,6 +312,23 @@ def test_when_a_call_ends_all_that_it_put_is_in_the_channel(pair):
     with pytest.raises(ChannelClosed, match="put on channel 'trickled', which is closed"):
         putting.wait()
     closed.close()
+
+
+@pytest.mark.parametrize("error", [None, DataError("bad data")], ids=["by its items", "itself"])
+def test_errors_of_items_are_those_of_the_call_that_put_them(pair, error: Exception | None):
+    """The next call of the rank failed with the error of the second channel."""
+    runtime, groups = pair
+    streams = [runtime.channel(f"stream {number}", 100, ["rollout"], ["actor"]) for number in range(2)]
+    closed = runtime.channel("closed", 2, ["runner"], ["rollout"])
+    putting = groups["rollout"].wait_and_put_twice(streams, closed, error)
+    for stream in streams:
+        assert stream.get() == 0
+        stream.close()
+    closed.put(None)
+    with pytest.raises(ChannelClosed if error is None else DataError):
+        putting.wait()
+    assert groups["rollout"].echo(1).wait() == [1]
+    assert groups["rollout"].echo(2).wait() == [2]
 
 
 def test_a_missed_deadline_says_what_the_other_processes_do(pair):

@@ -102,8 +102,10 @@ def test_what_went_wrong_ahead_is_raised_once_for_its_user_only(home: Home) -> N
     home.error = ChannelClosed("closed again")
     send_buffer.put(put(3, "rollout[1]-sink_0"))
     send_buffer.flush("rollout[10]")
+    send_buffer.put(put(4, "rollout[1]"))
     with pytest.raises(ChannelClosed, match="again"):
         send_buffer.flush("rollout[1]")  # and threads named after it
+    send_buffer.flush("rollout[1]")
 
 
 def test_after_distrust_the_next_put_waits(home: Home) -> None:
