@@ -14,7 +14,7 @@ from rl_platform.launch.options import PlanForm
 from rl_platform.launch.placed_config import PlacedConfig, load
 from rl_platform.launch.plans.plan_basis import basis_of
 from rl_platform.launch.start_checks.sharding import check_layout
-from rl_platform.launch.tools.written import replacing_file
+from rl_platform.launch.written import replacing_file
 from rl_platform.planner.report import Report, plan_report
 from rl_platform.planner.report_json import report_json
 from rl_platform.planner.report_text import report_text

@@ -14,7 +14,7 @@ import yaml
 from rl_platform.envs.reasoning.sources.hub import dataset_rows
 from rl_platform.envs.reasoning.sources.rows import column, final_answer
 from rl_platform.errors import ConfigError, DataError, Problem, problems_of
-from rl_platform.launch.tools.written import writing
+from rl_platform.launch.written import writing
 
 Columns = dict[str, object]
 _TURN = re.compile(r"\n\n(Human|Assistant):")

@@ -20,7 +20,7 @@ from rl_platform.errors import ConfigError, DataError, Problem, check_all
 from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.run_groups import Rows, group_by_config, group_by_task
 from rl_platform.launch.tools.run_headline import headline_of_run
-from rl_platform.launch.tools.written import PICTURES, check_output, writing
+from rl_platform.launch.written import PICTURES, check_output, writing
 from rl_platform.metrics import read_metrics
 from rl_platform.suggest import did_you_mean
 

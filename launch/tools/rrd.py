@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from rl_platform.errors import ConfigError, DataError, Problem, check_all
 from rl_platform.launch.tools.named_runs import check_runs
-from rl_platform.launch.tools.written import check_output, writing
+from rl_platform.launch.written import check_output, writing
 
 FACTS = "evaluation.json"  # of the drawn episode
 ENDINGS = (".rrd",)

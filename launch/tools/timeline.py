@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from rl_platform.errors import DataError, check_all
 from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.plot import require_matplotlib
-from rl_platform.launch.tools.written import PICTURES, check_output, writing
+from rl_platform.launch.written import PICTURES, check_output, writing
 
 TRACE = "trace.json"
 REASON = "after the steps of runner.trace_steps, which must be above 0"

@@ -121,7 +121,7 @@ def work_shares(run: Traced) -> None:
 def snapshot(run: Run, output: Output = Path("view.svg"), title: Title = "platform-launch") -> None:
     """Draw the terminal view after the last step of a run as an SVG."""
     from rl_platform.launch.tools import snapshot as view
-    from rl_platform.launch.tools.written import check_output, writing
+    from rl_platform.launch.written import check_output, writing
 
     check_output(output, endings := (".svg",))
     svg = view.snapshot(run, title)
@@ -171,7 +171,7 @@ def environment_server(
     The machine of the environments needs Python 3.11 or later, numpy, gymnasium and the simulator.
     """
     from rl_platform.envs.embodied.remote import single_file
-    from rl_platform.launch.tools.written import writing
+    from rl_platform.launch.written import writing
 
     with writing(output, (".pyz",), "FILE") as stage:
         single_file.write(stage)

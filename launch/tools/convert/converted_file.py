@@ -17,7 +17,7 @@ from rl_platform.launch.start_checks.sharding import check_layout
 from rl_platform.launch.tools.convert.conversion import Conversion, convert
 from rl_platform.launch.tools.convert.converted_yaml import as_yaml, report
 from rl_platform.launch.tools.convert.reading import read
-from rl_platform.launch.tools.written import writing
+from rl_platform.launch.written import writing
 
 _NAMES_CODE = ("env.id", "actor.model.type")
 

@@ -12,7 +12,7 @@ from rl_platform.errors import ConfigError, Problem, check_all
 from rl_platform.launch.tools.named_runs import check_runs
 from rl_platform.launch.tools.report.collect import collect, state_of
 from rl_platform.launch.tools.report.page import ENDINGS, write
-from rl_platform.launch.tools.written import check_output
+from rl_platform.launch.written import check_output
 
 MOST_RUNS = 8  # colours that a reader can distinguish
 FOLLOW_S = 10

@@ -24,7 +24,7 @@ from rl_platform.launch.tools.report.definitions import definition_of, definitio
 from rl_platform.launch.tools.report.verdict import judge, progress
 from rl_platform.launch.tools.report.verdict_rules import FEW_STEPS
 from rl_platform.launch.tools.self_contained import filled
-from rl_platform.launch.tools.written import writing
+from rl_platform.launch.written import writing
 
 ENDINGS = (".html", ".htm")
 POINTS = 400  # of a curve; longer ones are drawn as means over windows of steps
