@@ -34,7 +34,7 @@ PROBLEMS = "rl_platform.envs.embodied.build_problems"  # an extra
 SUITES = "rl_platform.envs.embodied.suites"  # an extra
 OF_PROGRAM = "function/"  # prefix of the ids of environments that exist in the user's program only
 ENV_ERRORS = (Exception, SystemExit)  # what an environment may raise; not what ends this process: KeyboardInterrupt
-_told: set[str] = set()  # of errors of close()
+_told: set[tuple[str, str]] = set()  # errors of close() that were logged: name and text
 _made: WeakValueDictionary[int, AnyEnv] = WeakValueDictionary()  # by id; those of this process that still exist
 
 
@@ -203,17 +203,17 @@ def close_env(env: SupportsClose, name: str, warned: np.ndarray | None = None) -
     try:
         env.close()
     except ENV_ERRORS as error:
-        message = f"{name}: close() raised {raised(error)}"
-        if message not in _told and not (warned is not None and warned.any()):
-            _told.add(message)
+        text = raised(error)
+        if (name, text) not in _told and not (warned is not None and warned.any()):
+            _told.add((name, text))
             if warned is not None:
                 warned[:] = True
-            logger.warning(message)
+            logger.warning("%s: close() raised %s", name, text)
 
 
 def warned_of_closing(name: str) -> bool:
     """Returns whether this process has warned of an error in closing an environment of this name."""
-    return any(text.startswith(f"{name}: close() raised ") for text in _told)
+    return any(name == other for other, _ in _told)
 
 
 @contextmanager

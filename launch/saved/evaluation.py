@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.env import Env
 from rl_platform.config.schema.models import Critic, Parallel
 from rl_platform.config.source import COMMAND_LINE
-from rl_platform.disk import no_space
 from rl_platform.envs.embodied.evaluate import EvaluationResult
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
@@ -43,6 +42,7 @@ from rl_platform.launch.views.console import run_console
 from rl_platform.launch.views.headline import number
 from rl_platform.launch.views.panels import aligned
 from rl_platform.launch.views.plain import PlainView
+from rl_platform.launch.written import writing
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.redact import redacted
@@ -113,7 +113,8 @@ def _evaluated(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str], co
         "seed": config.env.evaluation.seed if isinstance(task, EmbodiedRunner) else config.runner.seed,
         "rows": rows,
     }
-    _write(place.with_suffix(".json"), json.dumps(content, indent=1))
+    with writing(place.with_suffix(".json"), [".json"], "--eval") as file:
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
     named = f"checkpoint of step {checkpoint.step}: {run.checkpoint}"
     for text in (named, table(rows), f"in numbers: {place.with_suffix('.json')}", *files_of(rows)):
         console.print(text, highlight=False, soft_wrap=True, markup=False)
@@ -171,21 +172,6 @@ def _output(run: SavedRun) -> Path:
     return folder / run.checkpoint.name
 
 
-def _write(path: Path, text: str) -> None:
-    """Replaces a file of an earlier evaluation, as a whole or not at all. Raises DataError if the disk is full."""
-    stage = path.with_name(f".tmp-{path.name}")
-    try:
-        stage.write_text(text, encoding="utf-8")
-        stage.replace(path)
-    except OSError as error:
-        if (full := no_space(error, path)) is not None:
-            raise full from error
-        raise
-    finally:
-        with suppress(OSError):
-            stage.unlink(missing_ok=True)
-
-
 def _episodes(task: EmbodiedRunner, env: Env, place: Path, video: bool, reporter: Reporter) -> list[Row]:
     """Returns one row for likely and one for sampled actions, each followed by the rows of several tasks."""
     rows = []
@@ -239,7 +225,8 @@ def _answers(task: ReasoningRunner, config: Config, place: Path) -> list[Row]:
             {"prompt": answer.prompt.text, "response": answer.text, "reward": answer.reward, verdict: answer.metric}
             for answer in answers
         )
-        _write(file, "".join(json.dumps(line) + "\n" for line in lines))
+        with writing(file, [".jsonl"], "--eval") as written:
+            written.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         whole = "all sources" if source is None else source.name or source.path or source.type
         for label, part in {whole: answers, **by_source(answers)}.items():
             valid = [answer for answer in part if answer.valid]
