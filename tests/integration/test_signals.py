@@ -148,15 +148,23 @@ def test_a_long_update_holds_up_the_end_for_the_grace_period_only(group, number:
     assert "stopping after step 1, at most 2 s from now (runner.stop_grace_s)" in ended.out
 
 
-SLOW_SCORE = (
-    "import time\ndef score(response, answer, metadata):\n    time.sleep(0.6)\n    return float(len(response) % 3)\n"
-)
+SLOW_SCORE = """
+import time
+from pathlib import Path
+
+def score(response, answer, metadata):
+    Path("WORKING").touch()
+    time.sleep(0.6)
+    return float(len(response) % 3)
+"""
 SLOW_ENV = """
 import time
+from pathlib import Path
 from gymnasium.envs.classic_control import CartPoleEnv
 
 class Slow(CartPoleEnv):
     def step(self, action):
+        Path("WORKING").touch()
         time.sleep(0.15)
         return super().step(action)
 """
@@ -168,9 +176,12 @@ STEPPED = "embodied.yaml", "env.id=slow_env.py:Slow", "env.num_envs=2", "env.num
 def test_a_rollout_longer_than_the_grace_period_is_dropped_and_the_step_before_it_saved(
     group, command, folder: Path, task, number: signal.Signals, code: int, final_state, logged, differences
 ):
-    (folder / "slow_score.py").write_text(SLOW_SCORE)
-    (folder / "slow_env.py").write_text(SLOW_ENV)
-    ended = group(*task, *ENDLESS, "runner.stop_grace_s=1").steps(3).send(number)
+    working = folder / "working"
+    for name, content in (("slow_score.py", SLOW_SCORE), ("slow_env.py", SLOW_ENV)):
+        (folder / name).write_text(content.replace("WORKING", str(working)))
+    run = group(*task, *ENDLESS, "runner.stop_grace_s=1").steps(3)
+    working.unlink()  # that of step 2, which may not have ended
+    ended = run.wait_for("working", lambda path: True).send(number)
     assert ended.code == code, ended.err
     step = newest(folder).step
     assert step == read_metrics(folder / "out")[-1]["step"] == 2
